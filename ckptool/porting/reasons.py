@@ -526,6 +526,12 @@ class Reason(Enum):
         "tensor was used as it is; check what this computation does, and save the computed weight if it changes the "
         "tensor",
     )
+    NORM_OF_INPUTS = (
+        Topic.OTHER,
+        "the sizes of this weight do not show along which dimension its spectral norm counts, the first or, as torch "
+        "does in transposed convolutions, the second; check in the source's code whether the layer is transposed, and "
+        "if it does not fit, choose the alternative below",
+    )
     SEVERAL_ADAPTERS = (
         Topic.OTHER,
         "the file has {} adapters for this weight ({}), and none was merged into it; merge one of them into the "

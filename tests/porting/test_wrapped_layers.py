@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sides import found, pairing, signature, wanted
 
+from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting.port import port
 
 torch = pytest.importorskip("torch")
@@ -118,3 +119,33 @@ def test_heads_that_are_alone_in_a_container_are_parts_of_one_head() -> None:
     assert pairing(mapping)["digits.weight"] == "cat(0, digit1.0.weight, digit2.0.weight, digit3.0.weight)"
     assert pairing(mapping)["length.bias"] == "length.0.bias"
     assert mapping.is_sure
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("channels", [(8, 5), (6, 6)])
+@pytest.mark.parametrize("kind", [nn.ConvTranspose2d, nn.Conv2d])
+def test_the_spectral_norm_of_a_transposed_convolution_counts_its_outputs(old: bool, channels: Any, kind: Any) -> None:
+    """These are its second dimension. With as many inputs as outputs, the kind of the layer in the model tells."""
+    import ckptool
+
+    normed = nn.utils.spectral_norm if old else nn.utils.parametrizations.spectral_norm
+    source = nn.Sequential(normed(kind(*channels, 3)), nn.ReLU(), nn.Conv2d(channels[1], 2, 1))
+    x = torch.randn(2, channels[0], 5, 5)
+    source.train()(x)
+    target = nn.Sequential(kind(*channels, 3), nn.ReLU(), nn.Conv2d(channels[1], 2, 1)).eval()
+    ckptool.load_into(target, source.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(target(x), source.eval()(x))
+
+
+def test_a_spectral_norm_that_may_count_along_either_dimension_is_a_guess() -> None:
+    source = {
+        f"{name}.{leaf}": shape for name in "ab" for leaf, shape in (("weight_orig", (6, 6, 3, 3)), ("weight_u", (6,)))
+    }
+    source |= {f"{name}.weight_v": (54,) for name in "ab"}
+    kinds = {"a.weight": "conv2d", "b.weight": "conv_transpose2d"}
+    told = Signature("Net", {key: Entry(key, (6, 6, 3, 3), how=how) for key, how in kinds.items()})
+    mapping = port(signature(source), told)
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+    assert "spectral_norm(permute(" in " ".join(map(str, found(mapping, "a.weight").rivals))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from .. import expression as ex
+from ..expression import Expr
 from ..questions import Reason
 from .layouts import turn
 from .pieces import Canon, Piece, unchanged
@@ -79,13 +82,47 @@ def merge_norms(one: Canon, other: Canon) -> None:
 def _merge_spectral_norms(source: Canon, target: Canon) -> None:
     """Turn each spectral norm of SOURCE that has all its tensors into a plain weight, unless TARGET has a
     `weight_orig`.
+
+    torch counts the rows of a transposed convolution along its second dimension. The sizes of the singular vectors show
+    it, or for equal sizes the layers of TARGET that have them (`_counts_inputs`); if these are of both kinds, it is a
+    question. Norms whose vectors fit neither dimension stay.
     """
     if any(p.role == "weight_orig" for p in target.pieces.values()):
         return
     for w in [p for p in source.pieces.values() if p.role == "weight_orig"]:
         u, v = (source.pieces.get(w.name.beside(role)) for role in ("weight_u", "weight_sv"))
-        if u is not None and v is not None:
-            source.merge([w, u, v], replace(w, role="weight"), ex.spectral_norm, [])
+        if u is None or v is None:
+            continue
+        fitting = [
+            d for d in range(min(2, len(w.shape))) if (*u.shape, *v.shape) == (w.shape[d], prod(w.shape) // w.shape[d])
+        ]
+        kinds = _counts_inputs(w, target) if len(fitting) > 1 else set()
+        fitting.sort(key=lambda d: bool(kinds) and (d == 1) not in kinds)
+        orders = [(d, *range(1, d), 0, *range(d + 1, len(w.shape))) if d else range(len(w.shape)) for d in fitting]
+        ways = [partial(_normed, first=order) for order in orders]
+        if not ways:
+            continue
+        new = replace(w, role="weight")
+        if len(kinds) > 1:
+            new = new.asking(Reason.NORM_OF_INPUTS, option=ways[1](w.expr, u.expr, v.expr))
+        source.merge([w, u, v], new, ways[0], [])
+
+
+def _counts_inputs(w: Piece, target: Canon) -> set[bool]:
+    """Return for the layers of TARGET with the sizes of W whether they are transposed convolutions, whose spectral norm
+    counts along the second dimension. A wrapper from before torch had its own (`weight_bar`) never does.
+    """
+    if w.entry.key.endswith("_bar"):
+        return {False}
+    alike = [p for p in target.pieces.values() if p.entry.shape == w.entry.shape and p.role == "weight"]
+    return {p.entry.how.startswith("conv_transpose") for p in alike}
+
+
+def _normed(w: Expr, u: Expr, v: Expr, *, first: Sequence[int]) -> Expr:
+    """Return the weight W divided by the singular value of its vectors U and V, which count its rows in W with its
+    dimensions in the order FIRST; this order is its own inverse.
+    """
+    return ex.permute(ex.spectral_norm(ex.permute(w, *first), u, v), *first)
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
