@@ -267,8 +267,9 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
     """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them; for an
     instance, its present values.
 
-    The model is built once more, and only the parameters of KEYS get memory: a new head on a big model costs only the
-    head. If that is not possible, or if a key is a buffer, the whole model gets memory.
+    The model is built twice more, and of its parameters only those of KEYS keep memory: a new head on a big model costs
+    only the head. If that fails (its code looks at other values, or registers another number of parameters the second
+    time), it is built as a whole.
     """
     try:
         model = _partly_real(source, set(keys))

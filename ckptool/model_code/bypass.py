@@ -124,7 +124,9 @@ class Bypasses:
         A layer's output that was cut into equal parts counts if just one part goes past all layers, and a layer takes
         the parts after they were joined. Outputs that were cut twice are left out. The layer that is cut and parameters
         behind it (norms) get a `Bypass` of dimension 0; the layers that take the joined parts, one of dimension 1.
-        `in_place` is true if all these layers take each part once, in order.
+        `in_place` is true if all these layers take each part once, in order. If `a` is cut into four parts, of which
+        the last goes past, and `b` takes all four in order: `a.weight` -> Bypass(4, 3, 0, True, "a.weight"), `b.weight`
+        -> the same with dimension 1, each in a tuple.
         """
         made: dict[str, tuple[Bypass, ...]] = {}
         for key, count in self._count.items():

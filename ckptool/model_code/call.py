@@ -53,6 +53,21 @@ class Call:
         return cls(name, args, kwargs)
 
     @property
+    def divided(self) -> int | None:
+        """Return the dimension, from 0, along which a call such as `chunk` or `split` divides its first argument; 0 if
+        it names none. None if the first argument is no tensor, or the dimension no number.
+        """
+        dim = self.kwargs.get("dim", self.args[2] if len(self.args) > 2 else 0)
+        ndim = getattr(self.first, "ndim", None)
+        return dim % ndim if ndim and isinstance(dim, int) else None
+
+    @property
+    def divided_size(self) -> int | None:
+        """Return the size of the first argument in the dimension `divided`; None if that is None."""
+        dim = self.divided
+        return None if dim is None else self.first.shape[dim]
+
+    @property
     def first(self) -> Any:
         """Return its first argument by position; the argument `input` if it has none by position; None if it has
         neither.

@@ -85,12 +85,12 @@ class Channels:
         parameter or buffer -> its key.
 
         The channels of a layer are its own; those of a concatenation, those of all its parts (`_side_by_side`); those
-        of any other function, those of its first argument, if the sizes of the result fit (`_passed_on`). Also note in
-        `joined` what the weights in CALL take, if it is a linear layer, a convolution or a batch norm, and in `places`
-        the places of the layers that CALL concatenates.
+        of any other function, those of its first argument, if the result has as many in their dimension (`_passed_on`).
+        Also note in `joined` which concatenated layers the weights in CALL take, if it is a linear layer, a convolution
+        or a batch norm, and in `places` the places of the layers that CALL concatenates.
         """
         weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
-        if weight is not None and (call.name.startswith("conv") or call.name in _ROWS):
+        if weight is not None and weight not in self._buffers and (call.name.startswith("conv") or call.name in _ROWS):
             return self._of_layer(call, weight)
         if call.name in _JOINS and isinstance(call.first, tuple | list):
             dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
@@ -109,8 +109,9 @@ class Channels:
         True for a linear layer or an embedding, False for a convolution. CALL is the call of the layer, WEIGHT the key
         of its weight.
 
-        Also note in `joined` which layers a linear layer or convolution takes (`_join`), if the channels of its input
-        are known and as many as the weight takes; an embedding takes rows, not channels.
+        If a linear layer or convolution takes the concatenated outputs of two or more layers, also note these in
+        `joined` (`_join`: not if one of them feeds another), if the channels of its input are known, in the dimension
+        in which it takes them, and as many as the second size of its weight (in a grouped convolution they are not).
         """
         last = call.name in _ROWS
         held = self._of.get(id(call.first))
@@ -123,8 +124,8 @@ class Channels:
         """Return the weights that TENSORS, the arguments of a call, are or were computed from, as a set of bits. KEYS
         has id of a parameter or buffer -> its key. Buffers do not count.
 
-        Also note in `before` what weights meet (`_note_before`), if one of TENSORS is data: no weight, and not computed
-        from weights alone.
+        If one of TENSORS is data (no weight, and not computed from weights alone), also set `before` of the weights
+        that meet data here for the first time, to those that the data was computed from (`_note_before`).
         """
         data, own, meets = 0, 0, False
         for value in tensors:

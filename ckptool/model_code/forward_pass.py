@@ -70,7 +70,8 @@ _MEMBERS = frozenset("__getitem__ select unbind index_select".split())
 
 @dataclass(slots=True)
 class Use:
-    """The first use of a parameter or buffer in a forward pass.
+    """The first use of a parameter or buffer in a forward pass. Making a view of it (`w.t()`) is none; what takes the
+    view uses it.
 
     Attributes:
         index: how many other tensors of the state dict were used before it.
@@ -111,11 +112,19 @@ def _turns(call: Call) -> bool:
     return call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
 
 
+#: Whether a note that fails stops the pass, as in tests.
+strict = False
+
+
 class Follower(TorchFunctionMode):  # type: ignore[misc]
     """A mode of torch that notes when each parameter is used, by which function, and what happens to the result.
 
+    The forward pass runs inside of `with` this mode; after it, `finish` adds what only the whole pass shows. Calls on
+    tensors without values give zeros of the right sizes, without computing, if `shape_only` knows the function. A
+    result that is too large raises MemoryError (`Budget`).
+
     Args:
-        keys: id of a parameter or buffer -> its key; views of them are added.
+        keys: id of a parameter or buffer -> its key; the pass adds views of them to this dict.
         buffers: keys of buffers.
     Attributes:
         uses: key -> its first `Use`, in order. Some facts are there only after `finish`.
@@ -153,6 +162,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
         self._multiplied: set[int] = set()  # products, element by element, of the outputs of two matrices
+        self._blind = False  # whether a note has failed; the calls after it are run, and not noted
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,6 +181,17 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._budget.before(call.name, call.args)
             call.result = func(*args, **kwargs)
         self._budget.after(call.result)
+        if not self._blind:
+            try:
+                self._observe(call)
+            except Exception:  # a note that fails must not cost what the rest of the pass shows
+                if strict:
+                    raise
+                self._blind = True
+        return call.result
+
+    def _observe(self, call: Call) -> None:
+        """Note what CALL, which has run, shows. The order matters: later notes read earlier ones."""
         self._name_views(call)
         self._name_computed(call)
         self._learn(call)
@@ -183,7 +204,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._cells.see(call, self._keys, self._channels.made_with)
         self._named_parts.see_inputs(call, self._keys, self._channels.learned)
         self._credit(call.name, call.tensors, call.result)
-        return call.result
 
     def _name_views(self, call: Call) -> None:
         """Enter the result of CALL in `_keys`, if it is a view of a parameter, with the key of that parameter; and in
@@ -310,9 +330,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE.
 
         If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
-        use, `runs` grows by 1. If the first use took a member out of a stack (`w[i]`) and CALL is a product, the
-        function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted, too
-        (`_see_layout`).
+        use (or is that use), `runs` grows by 1, from 0. If the first use took a member out of a stack (`w[i]`) and CALL
+        is a product, the function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted,
+        too (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -322,9 +342,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
 
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
-        """Note whether the parameter KEY has its inputs first (`inputs_first`), if CALL is a product with VALUE. VALUE,
-        argument number PLACE, is the parameter or a tensor that stands for it; TURNED if VALUE is transposed. The first
-        note stays. For an einsum, see `_summed`.
+        """Note whether the parameter KEY has its inputs first (`inputs_first`), if CALL is a product with VALUE: False
+        for `linear(x, w)` and `w @ x`, True for `x @ w`. VALUE, argument number PLACE, is the parameter or a tensor
+        that stands for it; TURNED if VALUE is transposed, which gives the opposite. The first note stays. For an
+        einsum, see `_summed`.
 
         A parameter that `linear` takes in the place of its input is data, such as learned features of nodes: its
         `inputs_first` becomes None and stays so, whatever other calls do with it. Of two parameters that are multiplied
@@ -347,9 +368,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
 
         These facts are set: `plus` and `times`, the number that NAME adds to it or multiplies it by (0 and 1 if NAME
-        does neither; None if NAME does so with no number); `flattened`, if NAME is `linear` or `matmul`, and the first
-        argument is flattened maps; `pixels`, if the parameter is the second argument of `linear` or `matmul`, and the
-        rows of the first one list patches.
+        does neither; None if NAME does so with no number); `flattened`, if NAME is `linear`, `addmm` or `matmul`, and
+        its data (the first argument, the second of `addmm`) is flattened maps; `pixels`, if the parameter is the second
+        argument of `linear` or `matmul` (`@`), and each row of the first one lists the numbers of a patch.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
@@ -363,8 +384,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         use.facts.times = _number(name, args, MULTIPLIES, 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
-        """Note in `rows` of FACTS, the facts of a table, that the function NAME with the arguments ARGS takes rows of
-        it: "added" if NAME adds, else NAME. Nothing changes if `rows` is set already, or if NAME only reads a property.
+        """Note in `rows` of FACTS, the facts of an embedding table, that the function NAME with the arguments ARGS
+        takes rows of it: "added" if NAME adds, else NAME. Nothing changes if `rows` is set already, or if NAME only
+        reads a property.
 
         If NAME multiplies, `times` becomes the number in ARGS; None if there is no number, or if `times` was None.
         """
@@ -438,10 +460,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note the rotary embedding that CALL shows, if it makes complex numbers (`view_as_complex`, `polar`), or takes
         every second element of a tensor that was computed from weights.
 
-        The kind is "half" if the first argument of CALL is two stacked halves, else "interleaved". `rotary` becomes
-        this kind; `polar`, which makes the angles, changes no earlier kind. The facts of the matrices that made the
-        first argument get the kind, too (`_rotates`), but not for `polar`. If CALL sorts pairs into halves
-        (`_sorts_pairs`), these facts get "unknown", and `rotary` stays.
+        The kind is "half" if the first argument of CALL is the two halves of a tensor, stacked in a new last dimension,
+        else "interleaved". `rotary` becomes this kind; `polar`, which makes the angles, changes no earlier kind. The
+        facts of the matrices that made the first argument get the kind, too (`_rotates`), but not for `polar`. If CALL
+        sorts pairs into halves (turns [..., pairs, 2] into [..., 2, pairs], `_sorts_pairs`), these facts get "unknown",
+        and `rotary` stays.
 
         Also note which tensors are halves and stacked halves (`_pair_halves`).
         """
@@ -521,7 +544,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         kind, what = self._from.get(id(first), ("", None))
         if kind == "grouped" and call.name in _CUTS and _along_last(call.args, call.kwargs, first):
             self._inside(what)
-        if kind == "fused" and call.name in _BLOCKS:
+        if kind == "fused" and call.name in _BLOCKS and (call.name == "unbind" or call.divided_size == what[1]):
             self._layout(what, "block")
             if call.name != "unbind" and len({getattr(part, "shape", None) for part in call.result}) == 1:
                 for place, part in enumerate(call.result):
@@ -554,9 +577,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                     self._scaled_rows[id(call.result)] = scaled
 
     def _come_from(self, call: Call) -> None:
-        """Note what the result of CALL, a tensor, is: in `_made`, the output of a weight, for a linear layer or a
-        convolution; in `_from`, feature maps, for a convolution with four dimensions, the output of a projection, for a
-        linear layer, and for another function, what its first argument becomes (`_after`), if that is noted in `_from`.
+        """Note what the result of CALL, a tensor, is. If CALL is a linear layer or a convolution with a weight of the
+        model, `_made` gets the key of this weight.
+
+        `_from` gets ("features", "nchw") for a convolution with a result of four dimensions; ("fused", (key, rows) of
+        the weight) for a linear layer with a weight of the model; for another function, what `_after` makes of the note
+        about its first argument, if there is one.
         """
         key = self._keys.get(id(call.args[1])) if len(call.args) > 1 else None
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
@@ -599,8 +625,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         the result is of no kind any more.
 
         Kinds are "features", "flat" (flattened features, which stay so if CALL keeps the sizes), "fused" (the output of
-        a projection), "grouped" (the same, reshaped) and "part" (a part of it). The function for the kind decides
-        (`_after_fused` …), and may note facts of the projection.
+        a projection, which is any linear layer: it may hold several), "grouped" (the same, reshaped) and "part" (a part
+        of it). The function for the kind decides (`_after_fused` …), and may note facts of the projection.
         """
         if kind == "features":
             return _after_features(what, call, first)
@@ -636,9 +662,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return ("part", what) if call.name in _PLACES and call.result.numel() == first.numel() else None
 
     def _after_fused(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument FIRST is the output of the projection WHAT, (key,
-        rows): ("fused", WHAT) if it has the sizes of FIRST, or if CALL only adds or removes dimensions of size 1;
-        ("grouped", WHAT) if CALL reshapes FIRST to one dimension more; else None.
+        """Return what the result of CALL is, whose first argument FIRST is the output of the linear layer WHAT, (key,
+        rows) of its weight: ("fused", WHAT) if it has the sizes of FIRST, or if CALL only adds or removes dimensions of
+        size 1; ("grouped", WHAT) if CALL reshapes FIRST to one dimension more; else None.
 
         Also note the layout of the projection: its new sizes, if CALL reshapes it to more dimensions (`_reshaped`);
         "block", if CALL takes a part of it (`x[..., :n]`, `narrow`).
@@ -703,9 +729,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
-    """Return (letters of VALUE, letters of the other tensors, letters of the result) in the equation of an einsum with
-    ARGS, (equation, tensors …): ("oi", "bi", "bo") for the second tensor of "bi,oi->bo". ("", "", "") if the equation
-    has no arrow. The first is "" if VALUE is none of the tensors.
+    """Return (letters of VALUE, letters of the other tensors, one after the other, letters of the result) in the
+    equation of an einsum with ARGS, (equation, tensors …): ("oi", "bi", "bo") for the second tensor of "bi,oi->bo".
+    ("", "", "") if the equation has no arrow. The first is "" if VALUE is none of the tensors.
     """
     equation, *operands = args
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
@@ -802,4 +828,5 @@ def _every_second(args: Any) -> bool:
         return False
     *others, last = index
     everything = all(i is Ellipsis or i == slice(None) for i in others)
-    return isinstance(last, slice) and last.step == 2 and everything and len(index) in (2, tensor.ndim)
+    whole = len(index) == tensor.ndim or any(i is Ellipsis for i in others)  # else LAST is not of the last dimension
+    return isinstance(last, slice) and last.step == 2 and everything and whole

@@ -74,17 +74,18 @@ class Gating:
     def _go_on(self, call: Call, origins: _Origins) -> None:
         """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
 
-        If CALL cuts whole outputs into two equal parts (`chunk`), its results are the halves; of other cuts, nothing is
-        noted. An index that takes a half (`_half`) gives that half. Any other single result comes from ORIGINS, too,
-        and its activation is noted (`_pass_activation`). If CALL is torch's `glu` of whole outputs, only their second
-        half is noted as the gate, in `halves`.
+        If CALL cuts whole outputs into two equal parts (`chunk`, whatever the dimension), its results are the halves;
+        of other cuts, nothing is noted. An index that takes a half (`_half`) gives that half. Any other single result
+        comes from ORIGINS, too, and its activation is noted (`_pass_activation`). If CALL is torch's `glu` of whole
+        outputs, only their second half is noted as the gate, in `halves`.
         """
         whole = all(half is None for _, half in origins)
         if call.name == "glu" and whole:
             for key, _ in origins:
                 self.halves.setdefault(key, Gate(1, "glu"))
         elif call.name in _CUTS and whole and isinstance(call.result, tuple | list):
-            if len(call.result) == 2 and call.result[0].shape == call.result[1].shape:
+            halves = len(call.result) == 2 and call.divided != 0  # those of a batch are no halves of outputs
+            if halves and call.result[0].shape == call.result[1].shape:
                 for place, part in enumerate(call.result):
                     self._origins[id(part)] = tuple((key, place) for key, _ in origins)
         elif hasattr(call.result, "ndim"):

@@ -18,9 +18,9 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     meta device. A copy that cannot be made is left out.
 
     The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
-    device imports two seconds of torch. Its small buffers, such as indices and masks, keep their values. The second is
-    for models whose operations themselves are too big. A model that is wholly on the meta device is yielded itself at
-    the end, for code that cannot be copied.
+    device imports two seconds of torch. Its buffers of up to a million elements, such as indices and masks, keep their
+    values. The second is for models whose operations themselves are too big. A model that is wholly on the meta device
+    is yielded itself at the end, for code that cannot be copied.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}

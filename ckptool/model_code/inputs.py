@@ -220,8 +220,8 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     are any. If not, they are dicts argument -> spec: first for a text and a picture, if it has arguments for both; then
     for the main argument and `decoder_input_ids`, if it has that; then for the main argument alone. The main argument
     is that in `main_input_name` of MODEL, or else the first. For a `forward` that takes only `*maps`, they are lists of
-    one to four equal specs, and then []; if it takes nothing, []. Nothing is yielded if Python does not know its
-    arguments.
+    one to four equal specs, for the first twelve guesses of one, and then []; if it takes nothing, []. Nothing is
+    yielded if Python does not know its arguments.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -258,9 +258,10 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
     WANTED, or, if BY_NAME, dicts argument -> spec.
 
     For one argument, they are all its guesses (`inputs_for`). If the first two of several arguments have the same
-    guesses, equal inputs for all arguments come first, one for each guess, and then at most 64 combinations; else there
-    are at most 150 combinations of the first guesses of each. If a name in WANTED is about edges of a graph, matrices
-    of integers for the other arguments are tried first as vectors: one number for each node or edge.
+    guesses, equal inputs for all arguments come first, one for each guess, and then at most 64 combinations of the
+    first eight guesses of each; else there are at most 150 combinations of the first guesses of each (12 of two
+    arguments, 5 of three, 3 of four, 2 of more). If a name in WANTED is about edges of a graph, matrices of integers
+    for the other arguments are tried first as vectors: one number for each node or edge.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph

@@ -167,7 +167,7 @@ class Facts:
         rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
             before it rotates them; None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
-        gate: which half of its output is a gate for the other half, or None.
+        gate: which half of its output is a gate for the other half, and the activation of the gate; or None.
         runs: how often the same function takes it.
         input: a number, the same for layers of which each took the same tensor (one object) last; None if that is not
             known.

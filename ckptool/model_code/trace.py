@@ -138,12 +138,12 @@ _SMALL = 50_000_000
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
     """Return what a forward pass of MODEL shows, on the first inputs on which it runs to its end: INPUTS, or, if that
-    is None, guessed and then searched ones. Guesses that are too large (`_is_small`) are left out.
+    is None, guessed and then searched ones. Guesses with an input of more than 4 million elements are left out.
 
     Copies of the model without values are run, one after the other, and then the model itself if it has values and less
-    than 50 million elements; each for at most 20 seconds. If no pass ends, return what the pass that used most tensors
-    shows (the first of several), without inputs, if it used nine tenths of LIVE, the parameters and buffers; else
-    nothing.
+    than 50 million elements; each for about 20 seconds at most, with 120 guesses (40 for the model itself). If no pass
+    ends, return what the pass that used most tensors shows (the first of several), without inputs, if it used nine
+    tenths of LIVE, the parameters and buffers; else nothing: `uses` is {}.
     """
     small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing
@@ -164,8 +164,8 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
 
 
 def _is_small(inputs: Any) -> bool:
-    """Return whether each of the guessed INPUTS, a list or a dict of specs, has at most `_MOST_INPUT` elements, so that
-    it can be tried: some layers take thousands of channels.
+    """Return whether each of the guessed INPUTS, a list or a dict of specs, has at most 4 million elements
+    (`_MOST_INPUT`), so that it can be tried: some layers take thousands of channels.
     """
     specs = inputs.values() if isinstance(inputs, Mapping) else inputs
     return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)

@@ -35,10 +35,12 @@ def find_inputs(
     shortcut: Shortcut | None = None,
     patience: float = _PATIENCE,
 ) -> Iterator[Any]:
-    """Yield inputs on which the forward pass of MODEL runs, the likeliest first: lists of specs by position, or dicts
-    by name. Nothing is yielded if none are found.
+    """Yield inputs on which the forward pass of MODEL runs: lists of specs by position, or dicts by name. Those that
+    use at least 95 percent of its parameters come as they are found, the others at the end. Nothing is yielded if none
+    are found.
 
-    A second search, in which the earlier suggestions count half, is made if the first found nothing.
+    A second search, in which the earlier suggestions count half, is made if the first found nothing. Each makes at most
+    160 tries.
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
@@ -66,9 +68,9 @@ def _searched(
     tries that got further before others, and of those that got equally far, the likelier ones. Suggestions with
     integers of more than three dimensions go later. Each sixth try is the one that has waited longest, and each third
     one is of that kind of first guesses (`_kind`) of which fewest were tried: code that takes a text before a picture
-    stops early for all texts of another length. None is tried twice, and none that is too large even after
-    `_smaller`. MEMORY is the weight of the earlier suggestions that led to
-    a try: with 0, the rank of the latest suggestion counts alone.
+    stops early for all texts of another length. None is tried twice, and none that is too large (`_is_small`) even
+    after `_smaller`. MEMORY is the weight of the earlier suggestions that led to a try: with 0, the rank of the latest
+    suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()
@@ -174,10 +176,10 @@ _LONGER = 24
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
     """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused last inputs
     (of a list), with every word of a vocabulary, and with all pictures 8, 4 or 2 times as large (the first that runs)
-    if one is smaller than 8.
+    if one is less than 8 high or wide.
 
-    DONE is how the try of SPEC ended. Each change is tried on top of those before it, and kept if it runs and uses as
-    many parameters; without any, SPEC and DONE are returned.
+    DONE is how the try of SPEC ended. Each change is tried on top of those before it, and kept if it runs and uses at
+    least as many parameters; without any, SPEC and DONE are returned.
     """
 
     def tried(other: Any) -> bool:
@@ -266,9 +268,9 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield one dict argument -> spec, its first guess, for all arguments of MODEL annotated as tensors, if there are
-    two to eight, some have None as their default, and all arguments that need a value are among them; else nothing.
-    Arguments by keyword only do not count.
+    """Yield one dict argument -> spec, its first guess, for all arguments of MODEL annotated as tensors (`Tensor`,
+    `torch.LongTensor`; `Optional[Tensor]` is none), if there are two to eight, some have None as their default, and all
+    arguments that need a value are among them; else nothing. Arguments by keyword only do not count.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

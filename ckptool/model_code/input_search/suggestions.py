@@ -109,13 +109,13 @@ def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]
 
 
 def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield inputs like SPECS, the inputs of the try STOP, in which two or more inputs get another size at once: those
-    that have one size in the same dimension. BLAMED are the places of the inputs that may change.
+    """Yield inputs like SPECS, the inputs of the try STOP, in which two or more inputs get another size at once: all of
+    BLAMED, the places of the inputs that may change, that have one size in the same dimension.
 
     The error of STOP says which size a tensor has, and which it needs (`wanted_sizes`). Inputs of the size that it has
     get the size that it needs. Inputs of a smaller size each take an equal part of the difference, as if the tensor had
-    the sum of their sizes: 8 and 8 become 10 and 10, if it has 16 and needs 20. Nothing is yielded for parts that are
-    not whole.
+    the sum of their sizes (which is not checked): 8 and 8 become 10 and 10, if it has 16 and needs 20. Nothing is
+    yielded for parts that are not whole, nor for inputs of a larger size.
     """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
@@ -162,7 +162,9 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     Of arguments, only those that SPEC lacks and that have None as their default are added; the result is then a dict
     argument -> input. They are the first six that the error names, one at a time, each with two guesses; and then the
     first three together, unless the error is about a None. If it is about a None and names none of them, all but
-    unlikely ones (caches, flags) count as named, masks and labels last.
+    unlikely ones (caches, flags) count as named, masks and labels last. If none counts as named and a linear layer
+    failed, the first two that are conditions by their names (`context`, `memory`) are added, one at a time: as a
+    sequence and as a vector of the width that the layer takes.
     """
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
