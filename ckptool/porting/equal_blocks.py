@@ -306,8 +306,9 @@ class Shortened:
 
 
 def shortened(source: Signature, target: Signature) -> Shortened | None:
-    """Return both sides without most of their equal blocks. None if no long lists of the two sides have one length and,
-    from some block on, at least 66 equal blocks, or if a tensor that stays needs one that is left out.
+    """Return both sides without most of their equal blocks. None if no long lists of the two sides (66 numbered blocks
+    or more, without a gap) have one length and, from some block on, at least 66 equal blocks, or if a tensor that stays
+    needs one that is left out.
 
     Only lists that are in no other long list are shortened: those of a length that both sides have, if in each of them,
     on both sides, the last 66 blocks or more are equal. Left are the blocks before the first place from which all of

@@ -17,7 +17,8 @@ _SEVERAL = 5
 
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
     """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns. If both have the
-    key, the text about the model's key comes first, then that about the file's.
+    key, the text about the model's key comes first, then that about the file's. The latter says which keys of the model
+    read it, or have it as an option, or else have its sizes; five of each are named.
 
     Raises:
         NotFound: neither the model nor the file has the key.
@@ -125,9 +126,10 @@ def _asked(entry: Entry, width: int) -> Iterator[str]:
 
 
 def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
-    """Yield lines of text about ENTRY of MAPPING if it has no expression and needs one: how many tensors of the source
-    have its sizes, and which key of the target reads each of the first five; or that no tensor has them. Nothing for
-    other entries. Lines about a tensor are broken at WIDTH columns.
+    """Yield lines of text about ENTRY of MAPPING if it has no expression and needs one (not `Entry.default`): how many
+    tensors of the source have just its sizes, and for each of the first five, which key of the target reads it (the
+    last of several), or that nothing does; or one line that no tensor has its sizes. Nothing for other entries. Lines
+    about a tensor are broken at WIDTH columns.
     """
     if entry.expr is not None or entry.default:
         return

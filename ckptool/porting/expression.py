@@ -67,7 +67,8 @@ _MOST_ELEMENTS = 1 << 28
 
 
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
-    """Return the result of the expression X over TENSORS (key -> tensor) as a lazy tensor.
+    """Return the result of the expression X over TENSORS (key -> tensor, with all keys of X) as a lazy tensor: sizes
+    are checked here, values are read later.
 
     An operation that takes no tensor (`zeros(2, 3)`) gives the element type of the first of TENSORS.
 
@@ -228,8 +229,9 @@ def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes:
 
 def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | None:
     """Return the expression that puts one tensor of sizes SHAPE together from PIECES: one or more of (expression, part
-    of the tensor that it gives), in any order, as `inverted` returns them for a key. If a part is the whole tensor
-    (the key itself), the expression of the first such piece is returned alone.
+    of the tensor that it gives), in any order, as `inverted` returns them for a key: `cat(0, x, y)` for x, which gives
+    `slice(b, 0, 0, 2)`, and y, which gives `slice(b, 0, 2, 4)`. If a part is the whole tensor (the key itself), the
+    expression of the first such piece is returned alone.
 
     None if the parts are cuts of different kinds, or do not make up the whole tensor.
     """

@@ -181,7 +181,8 @@ class _Instance:
         is one, else the one given by the user, else computed by its formula, once for the same letters (`values`).
 
         Raises:
-            Malformed: the family does not define the number, or its formula cannot be read.
+            Malformed: the family does not define the number, it is a letter that is not in LETTERS, or its formula
+                cannot be read.
             RuleError, NotFound: the file lacks a tensor or number that the formula needs.
         """
         if name in letters:
@@ -199,8 +200,8 @@ class _Instance:
         return self.values[at]
 
     def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
-        """Return the value of TEXT, a formula over numbers such as `2 * width`, for LETTERS (letter of a line -> its
-        value). NAME is the number that it defines, for messages.
+        """Return the value of TEXT, a formula such as `2 * width` or `size("embed.weight", 1) / heads`, for LETTERS
+        (letter of a line -> its value). NAME is the number that it defines, for messages.
 
         Raises:
             Malformed: TEXT is no formula, or its value is larger than 2**40 or smaller than -2**40.
@@ -367,8 +368,8 @@ class _Instance:
 
         The entries come in the order of the lines, block by block (`_written`); those of lines for any key come last.
         Inverted, they come in the order in which the lines read them, with those of `back` behind them. A line of which
-        the file has no tensor makes no entry if it is optional. A file that only lines of `{...}` alone take is
-        refused.
+        the file has no tensor makes no entry if it is optional. A file is refused if no line takes a tensor of it, or
+        only lines whose expression is `{...}` alone.
         """
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):

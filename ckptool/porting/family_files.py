@@ -72,12 +72,15 @@ def read(path: StrPath) -> Family | Port:
 
 
 def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
-    """Return MAPPING with the sizes that its expressions give for a source of these SHAPES, without a model to compare
-    with. An entry without an expression, or with keys that the source lacks, keeps its sizes.
+    """Return MAPPING for a source of these SHAPES, which become its `source_shapes`, with the sizes that its
+    expressions give, without a model to compare with. An entry without an expression, or with keys that the source
+    lacks, keeps its sizes.
 
-    Keys are renamed if the source has them with or without a wrapper (`mapping_file.fitted`).
+    Keys that MAPPING reads are renamed, all or none, if the source has each of them with or without a wrapper
+    (`module.`; see `mapping_file.fitted`).
+
     Raises:
-        RuleError: an expression cannot be applied to these sizes.
+        RuleError: an expression cannot be applied to these sizes; the message names the key that it makes.
     """
     mapping = mapping_file.fitted(mapping, shapes)
     entries = []

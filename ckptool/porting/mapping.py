@@ -222,6 +222,9 @@ class Mapping:
 
         A pattern is that of a target key; an empty one matches all keys. None in place of patterns, like [], accepts
         nothing, so that all guessed, or all unmapped, entries are returned.
+
+        Raises:
+            RuleError: a text in GUESSES or GAPS is no pattern.
         """
         accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
         return [

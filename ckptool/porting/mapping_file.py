@@ -344,6 +344,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     it is unmapped. A key under `left` is always unmapped. If SHAPES lacks a key that an expression reads, the sizes
     that this expression gives are not compared with the model's. If the source has the keys that the mapping reads only
     with or without a wrapper, they are renamed (`fitted`). Keys of SHAPES that no entry reads are its unused keys.
+
     Raises:
         RuleError: the mapping names keys that the model does not have, or an expression cannot be applied to these
             sizes or gives another shape than the model's.
@@ -414,6 +415,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
 
     If several entries of MAPPING read a key, the parts of the key in them are joined. If one of them has the whole key,
     the first such one is taken alone, even if others lose values.
+
     Raises:
         RuleError: a key cannot be made whole, since values are lost; an expression cannot be applied to its keys; or
             SHAPES lacks a key. The message names the keys.

@@ -36,8 +36,9 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
 def mapping_page(mapping: Mapping) -> str:
     """Return MAPPING as the text of a page of HTML: the source's keys beside the target's, linked and coloured by the
     status of the target's key. A key of the target that is made of several source keys has a link to each of them.
-    Keys without a source, and unused source keys, are there without a link. A link has the shape, evidence, expression,
-    doubts and options as details; the page has the coverage, the notes and the text of the proof, if there is one.
+    Keys without a source, and unused source keys, are there without a link. A link has the shape, evidence, expression
+    (if it is no copy), doubts, options, and how the key was matched (`rows_of`) as details; the page has the coverage,
+    the notes and the text of the proof, if there is one.
     """
     links = []
     for entry in mapping.entries:

@@ -286,12 +286,13 @@ class _Entries:
 
     def _entry(self, key: str) -> Entry:
         """Return the entry for KEY, a key of the target. If all of its holes are filled, it has the expression made of
-        these, with their questions and evidence.
+        these, with their questions and evidence; questions about layout count as answered if the expression is a copy.
 
-        If a hole is empty: a constant buffer (`_is_constant`) keeps the model's own value (`default`), or is unmapped
-        with the question COMPUTED_OR_READ, if an unused tensor of the source could fill it; any other key is unmapped,
-        with the reason as question. A key that is tied to another one gets the entry of that one, and a counter the
-        entry that `_counter` makes.
+        If a hole is empty: a buffer that the model may compute (`_is_constant`) keeps the model's own value
+        (`default`), or is unmapped with the question COMPUTED_OR_READ, if an unused tensor of the source could fill it;
+        any other key is unmapped, with the reason as question. A key without an expression over holes that is tied to
+        another key gets the entry of that one; if that is unmapped and the source has KEY, KEY is unmapped without a
+        question. A counter gets the entry that `_counter` makes.
         """
         wanted = self._target.signature.entries[key]
         blank = Entry(key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
@@ -337,13 +338,13 @@ class _Entries:
         return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
-        """Return the questions about a key, made of those about its holes; [] if there are none. The options of a hole
-        become options for the whole key.
+        """Return the questions about a key, open and answered, made of those about its holes; [] if there are none. The
+        options of a hole become options for the whole key.
 
         ASSEMBLY is the key's expression over its holes, FILLED has hole -> what fills it. Questions of several holes
         with the same reason, names and answer become one question. Its option N is ASSEMBLY with option N in each of
         these holes, and with what fills them now in the other holes and in holes with fewer options. Equal options are
-        there once, at most eight in all. A question without options stays one without.
+        there once, and at most eight for each question. A question without options stays one without.
         """
         values = {hole: one.expr for hole, one in filled.items()}
         asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)

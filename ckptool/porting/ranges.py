@@ -145,7 +145,7 @@ def _numbers(text: str, pattern: str, path: StrPath, line: int) -> list[range]:
     9)]. PATTERN, the file PATH and the number LINE are for the message.
 
     Raises:
-        Malformed: a part is neither a number nor two numbers A..B with A at most B.
+        Malformed: a part is neither a number of at most nine digits nor two such numbers A..B with A at most B.
     """
     out = []
     for one in text.split(","):

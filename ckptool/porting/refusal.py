@@ -44,7 +44,7 @@ def require_accepted(
     Args:
         mapping: the mapping.
         guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all, None
-            accepts nothing.
+            or [] accepts nothing.
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
@@ -82,8 +82,8 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
     The first line is a hint (`--hint OLD=NEW`) for the first option that is a copy of a key which its entry does not
     read; it is left out if there is none, or if no hint leads there (`_rule`). The last line proposes a proof or an
-    edited mapping file. COMMAND is the user's command: `--prove` and `--source-model` are not proposed if it has them;
-    if it is "", the lines are calls of the library.
+    edited mapping file. COMMAND is the user's command: a proof is not proposed if it has `--prove` or `--reference`,
+    and `--source-model` not if it has that; if it is "", the lines are calls of the library.
     """
     if not any(entry.rivals for entry in guessed):
         return []

@@ -55,10 +55,11 @@ def match_signature(
     (`_one_of_several`). A note says if state dicts were not tried; those without keys of SOURCE_CODE are passed over.
 
     All state dicts count as one source together (`_all_together`, or joined as the shares of ranks) in these cases:
-    more than eight hold one module each; two to eight fill over 5 % more of the model together than the best one alone
-    (any more, if one of the others read has the name of a module of the model); two to eight, of which none alone has
-    keys of SOURCE_CODE. Without AT, tensors beside a state dict are read as well, if that fills more (`_beside`). The
-    mapping has the path of the state dict (`at`) if AT is given or there are several.
+    there are more than eight, and none has a "." or "/" in its keys, as each is one module; two to eight fill over 5 %
+    more of the model together than the best one alone (any more, if one of the others read has the name of a module of
+    the model); two to eight, of which none alone has keys of SOURCE_CODE. Without AT, tensors beside a state dict are
+    read as well, if that fills more (`_beside`). The mapping has the path of the state dict (`at`; of several together,
+    of the first) if AT is given or there are several.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -167,10 +168,11 @@ def _all_together(
     """Return the mapping from all state dicts FOUND in a file as one source, because the file stores the parts of the
     model separately.
 
-    They are matched as if their keys began with the path of their state dict, with dots between its components, or "/"
-    if a component has a "/"; but not if FOUND is one state dict, and what is beside it. In the mapping a key is
-    PATH/KEY, and the key itself at the root; its `at` is the path of the first. The other arguments are as in
-    `match_signature`; SCALE is that of low-rank adapters, CODE is SOURCE_CODE.
+    The key `fc.weight` of the state dict at `nets/head` is matched as `nets.head.fc.weight` (as `nets/head/fc.weight`,
+    if a name in any of the paths has a "/"), and is `nets/head/fc.weight` in the mapping; a key at the root stays.
+    If FOUND is one state dict and the dict that holds it, in this order (`_beside`), keys are matched without paths.
+    The mapping's `at` is the path of the first. The other arguments are as in `match_signature`; SCALE is that of
+    low-rank adapters, CODE is SOURCE_CODE.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
@@ -343,7 +345,8 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 def _as_in_code(entry: Wanted, seen: Wanted, names: MappingOf[str, str]) -> Wanted:
     """Return ENTRY, a tensor of the file, with what a forward pass of its code showed about it, which is in SEEN, the
-    tensor of the code: all but its key, sizes, type and tie. NAMES has key of the code -> key of the file.
+    tensor of the code: all but its key, sizes, type and tie. NAMES has key of the code -> key of the file, for the keys
+    in the facts.
     """
     return replace(
         entry,
@@ -380,10 +383,11 @@ def _ported(
     """Return the mapping from SIGNATURE, one state dict of the source, to TARGET, over the keys of SIGNATURE. TENSORS
     has key -> tensor of the source, HINTS are as in `match_signature`, SCALE is that of low-rank adapters.
 
-    Keys are renamed by HINTS for matching only; without hints, keys that are only numbered in a row get the names of
-    the model's keys by position, and the mapping has doubts about this order. Hints that matching did not
-    follow become questions. If keys are left unused while others are uncertain, tensors that are in the source twice
-    are tried as one.
+    Keys are renamed by HINTS for matching only. Without hints, keys that are only numbered in a row get the names of
+    the model's keys by position (`named_by_position`); an entry that nothing else tells from another gets a question.
+    So do the entries for which matching did not follow a hint (`_doubt_what_is_against`). If keys of the source are
+    unused while entries are guesses or without a source, matching is tried again with tensors of equal values as one
+    (tied); that mapping is returned if it has fewer entries without a source, or as many and fewer guesses.
 
     Raises:
         NotFound: a key has a number of more than 1,000 digits.
@@ -472,9 +476,10 @@ def _doubt_what_is_against(mapping: Mapping, new: MappingOf[str, str], source: S
     evidence, and may be overruled.
 
     NEW has old key -> new key for each key of the file; SOURCE and MAPPING have the new keys. The module that a hint
-    names is the beginning of a new key before the components that it shares with the old key at the end (`different`);
-    hints that name a whole model (an empty beginning) are not looked at. A tied tensor of SOURCE counts under either
-    name; tied keys of TARGET do not count and are not asked about. The question names the hint as OLD=NEW.
+    names is the beginning of a new key before the components that it shares with the old key at the end (`different`):
+    `a` if `b.c.x.w` became `a.x.w`, and the question then names the hint as "b.c=a". A new key without such a beginning
+    is not looked at. A tied tensor of SOURCE counts under either name; tied keys of TARGET do not count and are not
+    asked about.
     """
 
     def tensor(key: str) -> str:
@@ -534,7 +539,8 @@ def by_position(
 
     Args:
         source, target, at: as in `match_signature`.
-        first: how many tensors of the target to fill; all if None. The others are without a source.
+        first: how many tensors of the target to fill; all if None. The others are without a source, with the question
+            BEYOND_FIRST.
         start: how many tensors of the source to skip, counters not counted.
     Raises:
         RuleError: two paired tensors have different shapes, or either side has fewer tensors than are to be filled.

@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A name of a projection that holds several: `qkv`, `gate_up_proj`.
+    """What the name of a projection that holds several (`qkv`, `gate_up_proj`) says about how they are stored.
 
     Attributes:
         parts: the projections that it holds, in the order that the name gives or that is usual.
@@ -109,14 +109,14 @@ class OfLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several outputs that code computes with one layer.
+    """Several outputs that some code computes with one layer, and other code with a layer each: mean and spread.
 
     Attributes:
-        parts: the outputs, in order.
+        parts: the outputs, in their usual order in the one layer.
         phrases: words of a name -> the output that they mean.
-        turns: whether they alternate (all outputs of the first anchor, then of the second …).
+        turns: whether they alternate there (all outputs of the first anchor, then of the second …).
         sure: whether all code keeps that order.
-        needed: so many of the outputs have to be there.
+        needed: how many of the outputs have to be there as layers, so that their names mean this: two, or all.
     """
 
     parts: tuple[str, ...]
@@ -306,9 +306,9 @@ def alike(a: str, b: str) -> bool:
     """Return whether the words A and B are equal, or one abbreviates the other: "attn" and "attention", "residual" and
     "res".
 
-    A word of three letters or more abbreviates a longer one that begins with it; also one with the same first letter
-    whose `consonants` begin with those of the word, if these are three letters or more. Words in `Words.whole` ("key",
-    "post") abbreviate nothing and are not abbreviated.
+    A word of three letters or more abbreviates a longer one that begins with it; also one as long or longer with the
+    same first letter whose `consonants` begin with those of the word, if these are three letters or more (so "patch"
+    and "pitch" are alike). Words in `Words.whole` ("key", "post") abbreviate nothing and are not abbreviated.
     """
     if a == b:
         return True
@@ -485,7 +485,8 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
     """Yield WORDS, those of a name, with "post" or "after" joined to the next word, unless there is none or it is a
     word for a kind of layer (`_kinds`): then it stays as a word of its own.
 
-    `post_attention_norm` is not a part of the attention: it may be the norm of the next part.
+    ("postattention", "norm") for ("post", "attention", "norm"), which is not a part of the attention: it may be the
+    norm of the next part.
     """
     at = 0
     while at < len(words):

@@ -149,3 +149,20 @@ def test_a_spectral_norm_that_may_count_along_either_dimension_is_a_guess() -> N
     mapping = port(signature(source), told)
     assert {entry.status for entry in mapping.entries} == {"guessed"}
     assert "spectral_norm(permute(" in " ".join(map(str, found(mapping, "a.weight").rivals))
+
+
+def test_the_outputs_of_a_transposed_convolution_take_the_norm_behind_it() -> None:
+    """They are its second dimension: a norm behind it was left out without a word."""
+    import ckptool
+
+    for channels in ((6, 4), (5, 5)):
+        norm = nn.BatchNorm2d(channels[1])
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.data = torch.rand_like(tensor) + 0.5
+        source = nn.Sequential(nn.ConvTranspose2d(*channels, 3), norm, nn.ReLU(), nn.Conv2d(channels[1], 2, 1)).eval()
+        target = nn.Sequential(nn.ConvTranspose2d(*channels, 3), nn.ReLU(), nn.Conv2d(channels[1], 2, 1)).eval()
+        mapping = ckptool.load_into(target, source.state_dict(), accept_guesses=True)
+        assert found(mapping, "0.weight").status == "guessed"
+        x = torch.randn(2, channels[0], 5, 5)
+        with torch.no_grad():
+            torch.testing.assert_close(target(x), source(x))

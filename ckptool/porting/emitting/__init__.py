@@ -186,7 +186,7 @@ class _Module:
 
     def _left_behind(self) -> Iterator[str]:
         """Yield the lines that set `LEFT_BEHIND`, the regular expression of the keys of the source that nothing reads,
-        in one line or, if it is long, with a line for each pattern (`_patterns`). None if there are no such keys.
+        in one line or, if it is long, with a line for each pattern (`_patterns`). No lines if there are no such keys.
         """
         if not self.mapping.unused:
             return
@@ -265,11 +265,11 @@ class _Module:
 
     def _group(self, some: Sequence[_Templated], names: Sequence[str], indent: int) -> Iterator[str]:
         """Yield the lines of SOME, a group of `_tables`, indented by INDENT. NAMES are the variables of the loop around
-        them.
+        them. The `names` of a step are the ends that its keys have on both sides, such as "weight" and "bias".
 
         If the first step has an operation and several `names`, they are a loop over these names with the lines of each
-        step in it. Else, if there are three or more steps, they are a loop over a table of the ends of their keys on
-        both sides, with one copy in it. Else they are the lines of each step.
+        step in it. Else, if there are three or more steps (copies then), they are a loop over a table of the ends of
+        their keys on both sides (`_apart`), with one copy in it. Else they are the lines of each step.
         """
         step = some[0][0]
         if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
@@ -306,8 +306,9 @@ class _Module:
         ]
 
     def _step(self, step: Step, templates: Sequence[Template], names: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines of STEP, which has at most one name unless it is a copy: zeros (`torch.tensor(0)` for one
-        int64, else `torch.zeros`), a copy, or an expression. TEMPLATES are its texts, NAMES the variables of the loop.
+        """Yield the lines of STEP, indented by INDENT: zeros (`torch.tensor(0)` for one int64, else `torch.zeros`), a
+        copy (of several tensors if it has several `names`, the ends of its keys), or another expression, which has at
+        most one of `names`. TEMPLATES are its texts, NAMES the variables of the loop.
         """
         if step.expr is None:
             shape, dtype = step.zeros or ((), "int64")
@@ -321,8 +322,9 @@ class _Module:
             yield from self._make(step.expr, self._texts(step.expr, templates, names, end=end), indent)
 
     def _make(self, expr: Expr, texts: Sequence[str], indent: int) -> Iterator[str]:
-        """Yield the lines that set a tensor of the target to EXPR. TEXTS are the code of its key, and then that of the
-        texts of EXPR (`texts_of`), which takes their place. Each key is read with `take`.
+        """Yield the lines that set a tensor of the target to EXPR, indented by INDENT. TEXTS are Python code: of the
+        tensor's key, and then what stands in EXPR for each of its keys and indices, in their order (`texts_of`). Each
+        key is read with `take`.
         """
         x = with_texts(expr, iter(texts[1:]))
         yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
@@ -378,10 +380,11 @@ def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
     """Return STEPS, each with its templates, in groups, in the order of their first steps. A group may have steps that
     are not neighbours; all its steps have the same comments.
 
-    Copies are a group if they have the same `names`, the same beginning of the target's key up to the last number
-    (`_apart`), and the same one of the source's key, and if text follows that in both keys: they can be rows of one
-    table. Other expressions are a group if they have the same two or more `names`: they can share a loop over these.
-    Each other step is a group of its own.
+    Copies are a group if they have the same `names` (such as "weight" and "bias"), the same beginning of the target's
+    key up to the last number (`_apart`), and the same one of the source's key, and if text follows that in both keys:
+    they can be rows of one table, as `h.{n}.q.` from `layers.{n}.attn.query.`, and `h.{n}.k.` from
+    `layers.{n}.attn.key.`. Other expressions are a group if they have the same two or more `names`: they can share a
+    loop over these. Each other step is a group of its own.
     """
     groups: dict[Any, list[_Templated]] = {}
     for at, (step, templates) in enumerate(steps):
@@ -498,8 +501,8 @@ def _number(template: Template, names: Sequence[str]) -> str:
 
 
 def _sum(constant: int, factors: Numbers, names: Sequence[str]) -> str:
-    """Return the sum of CONSTANT and each of the variables NAMES times its one of FACTORS, as Python code without terms
-    that are 0.
+    """Return the sum of each of the variables NAMES times its one of FACTORS, and CONSTANT, as Python code without
+    terms that are 0: "3 * i + j + 1" for 1, (3, 1) and "i", "j"; "0" if all are 0.
     """
     parts = [
         name if factor == 1 else f"{factor} * {name}" for factor, name in zip(factors, names, strict=True) if factor
@@ -530,8 +533,8 @@ def _plain(text: str, limit: int = 200) -> str:
 
 
 def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
-    """Return TEXT in lines of at most WIDTH characters, each after LEAD; words stay whole. With a LEAD, that of a
-    comment, TEXT is made plain before (`_plain`).
+    """Return TEXT in lines of at most WIDTH characters with LEAD, which begins each; words stay whole, however long.
+    With a LEAD ("# "), TEXT is first cut to 600 characters and made safe for a comment (`_plain`).
     """
     said = _plain(text, 600) if lead else text
     return textwrap.wrap(
@@ -551,10 +554,10 @@ def _raw(text: str) -> str:
 def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
     """Return regular expressions that together match the keys UNUSED, each once, in the order of the keys.
 
-    All keys of a module have one expression (`head` and `.*`) if none of its keys in EVERY, all keys of the source, is
-    used, if they are several, and if none has a line break. The outermost such module counts; a module at the top whose
-    name is a number is none. Other keys have one each. Whole numbers between dots or slashes stand for any number
-    (`_numbers_out`).
+    All keys of a module have one expression (its path with the dot, and `.*`) if none of its keys in EVERY, all keys of
+    the source, is used, if they are several, and if none has a line break. The outermost such module counts; a module
+    at the top whose name is a number is none. Other keys have one each. A component that is a number stands for any
+    number (`_numbers_out`).
     """
     kept = set(every) - set(unused)
     heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}

@@ -10,9 +10,9 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
-    """Yield the lines of STATEMENT, the first and the last indented by INDENT. A statement that is longer than a line
-    (`WIDTH`, with INDENT and AFTER) is broken inside of its last call, list, tuple or dict (`_breakable`): each item is
-    on a line with a comma, indented by 4 more and broken in the same way if it is too long. A statement without such
+    """Yield the lines of STATEMENT, the first and the last indented by INDENT. A statement that takes more than 88
+    columns with INDENT and AFTER is broken inside of its last call, list, tuple or dict (`_breakable`): each item is on
+    a line with a comma, indented by 4 more and broken in the same way if it is too long. A statement without such
     brackets stays whole, however long it is.
 
     AFTER is the number of characters that will follow on the last line.

@@ -61,8 +61,7 @@ class Loop:
         rows: for each pass of the loop, the values of its variables; () if there is no loop.
         targets: how many of the variables are numbers in keys of the target. 0 for a loop over a table of numbers of
             both sides.
-        steps: each step, and the texts of `Step.texts` as templates: literal text and (constant, factors of the
-            variables).
+        steps: (the step of the first pass, its `texts` as templates for all passes), for each step in the loop.
     """
 
     rows: tuple[Numbers, ...]
@@ -91,7 +90,9 @@ def are_keys_of(x: Expr) -> list[bool]:
 
 
 def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
-    """Return X with the next of TEXTS, in their order, in place of each text of `texts_of(X)`."""
+    """Return X with the next of TEXTS, in their order, in place of each text of `texts_of(X)`: its keys, and the
+    indices of `select` and `slice`, which become texts. X is not changed.
+    """
     if x.is_copy:
         return replace(x, params=(next(texts),))
     args = tuple(with_texts(arg, texts) for arg in x.args)
@@ -116,9 +117,9 @@ def steps_of(entries: Iterable[Entry]) -> list[Step]:
     """Return the steps for ENTRIES that have a source, and for counters without one, which are zeros. Other entries are
     left out. A step is at the place of its first entry. A guess has a comment for each of its doubts.
 
-    Entries of one module that differ only in the end of their keys become one step, if the end is the same in the
-    source and they have the same comments: copies with any end, other expressions with the ends `weight` and `bias`
-    (`_general`).
+    Entries that differ only in the end of their keys, behind the last number, become one step with several names, if
+    the end is the same in the source and they have the same comments: `a.0.w` = `b.0.w` and `a.0.v` = `b.0.v`. Copies
+    may have any end, other expressions only `weight` and `bias` (`_general`).
     """
     found: dict[Any, Step] = {}
     for entry in entries:
@@ -231,7 +232,7 @@ def _folded(steps: list[Step]) -> list[Loop]:
     1. a single step as a `Loop` without rows;
     2. one loop over the changing numbers of the target, from which the others follow (`_over_targets`);
     3. if the target has several changing numbers: the steps with each value of the first of them, again in these ways;
-    4. one loop over a table, for three or more steps with at most three changing numbers on both sides;
+    4. one loop over a table, for three or more steps with at most three changing numbers on both sides together;
     5. each step alone.
     """
     rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
@@ -305,11 +306,12 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
     """Return (constant, factors) so that each of VALUES is the constant plus the sum of each factor times the number at
-    its place in the row of ROWS: (1, (2,)) for ROWS (0,), (1,) and VALUES 1, 3. All are integers from 0 on. None if
-    there are none, or if for some place no two rows differ in it alone.
+    its place in the row of ROWS: (1, (2,)) for ROWS (0,), (1,) and VALUES 1, 3. Constant and factors are integers from
+    0 on. None if there are no such integers, or if for some place no two rows differ in it alone.
 
-    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore indices (IS_PLACE) with
-    only two different values count only if they equal a number of the row; else None.
+    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore, if VALUES are indices
+    into a tensor (IS_PLACE) with only two different values, the result is None unless they equal the numbers at one
+    place of ROWS.
     """
     width = len(rows[0])
     factors = []
@@ -347,9 +349,9 @@ def _neighbours(
 
 
 def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]) -> tuple[Template, ...]:
-    """Return the texts of STEP as templates. ROW has the values of all numbers in them, counted through all texts;
-    NUMBERS has place in ROW -> (constant, factors) for those that change in a loop. The others become part of the
-    literal text.
+    """Return each of the texts of STEP as a template: ("h.", (1, (1,)), ".w") for `h.3.w`, if its number is 1 plus the
+    variable of the loop. ROW has the values of all numbers in the texts, counted through all of them; NUMBERS has place
+    in ROW -> (constant, factors) for those that change in a loop. The other numbers become part of the literal text.
     """
     found, at = [], 0
     for text in step.texts:

@@ -233,11 +233,12 @@ def _along_rows(magnitude: Piece, weight: Piece) -> bool:
 def _product(
     w: Expr, a: Expr, b: Expr, *more: Expr, scale: float, turned: bool, alpha: object, magnitude: Piece | None
 ) -> Expr:
-    """Return the expression of the weight W with the product of the factors A and B of an adapter added, times SCALE.
-    If TURNED, W is transposed before that, and the sum is transposed back.
+    """Return the expression of the weight W plus SCALE times the product B A of the factors of an adapter. If TURNED, W
+    is transposed before that, and the sum is transposed back.
 
     MORE has the expression of alpha, if ALPHA is not None, and then that of the magnitudes, if MAGNITUDE is not None.
-    With alpha, the factor is alpha / rank in place of SCALE; with magnitudes, the sum is scaled to have these norms.
+    With alpha, alpha / rank is used in place of SCALE; with magnitudes, the sum is scaled to have them as the norms of
+    its rows, or of its columns if they are [1, columns] (`weight_norm`).
     """
     rest = list(more)
     w = ex.transpose(w) if turned else w

@@ -40,6 +40,40 @@ def join_affine(one: Canon, other: Canon) -> None:
             one.change(piece, replace(piece, path=path))
 
 
+def divide_pairs(one: Canon, other: Canon) -> None:
+    """Make a parameter of its own of each of two vectors that ONE has as weight and bias of a module because they are
+    called `alpha` and `beta`, as those of an activation are, if OTHER has no weights and biases of their size, and as
+    many more vectors of this size without a bias as all pairs of ONE hold.
+    """
+    pairs, lone = ({side: _vectors(canon, kind) for side, canon in enumerate((one, other))} for kind in (True, False))
+    for shape, found in pairs[0].items():
+        named = [held for held in found if (_leaf(held["weight"]), _leaf(held["bias"])) == _ACTIVATION]
+        wanted = len(lone[1].get(shape, ())) - len(lone[0].get(shape, ()))
+        if len(named) == len(found) and shape not in pairs[1] and wanted == 2 * len(found):
+            for piece in [piece for held in found for piece in held.values()]:
+                one.change(piece, replace(piece, path=(*piece.path, _leaf(piece)), role="weight"))
+
+
+#: The two parameters of activations such as SnakeBeta (Lee et al., "BigVGAN", 2022).
+_ACTIVATION = ("alpha", "beta")
+
+
+def _leaf(piece: Piece) -> str:
+    return piece.entry.key.rpartition(".")[2]
+
+
+def _vectors(canon: Canon, paired: bool) -> dict[tuple[int, ...], list[dict[str, Piece]]]:
+    """Return sizes, without those of 1 -> the modules of CANON with vectors of these sizes alone, each as role ->
+    tensor: those with a weight and a bias, if PAIRED, else those with a weight.
+    """
+    found: dict[tuple[int, ...], list[dict[str, Piece]]] = defaultdict(list)
+    for held in _layers(canon).values():
+        sizes = {squeezed(piece.shape) for piece in held.values()}
+        if held.keys() == ({"weight", "bias"} if paired else {"weight"}) and len(sizes) == 1 and len(min(sizes)) == 1:
+            found[min(sizes)].append(held)
+    return found
+
+
 def _has_only_statistics(held: dict[str, Piece]) -> bool:
     """Return whether a layer with the tensors HELD has the statistics of a batch norm, and no weight."""
     return held.keys() >= STATISTICS and "weight" not in held

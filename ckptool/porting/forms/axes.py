@@ -69,13 +69,13 @@ def is_transposed_layer(role: Role) -> bool:
 
 def ways(role: Role, framework: str, rank: int) -> list[Way]:
     """Return the ways to bring a tensor of RANK dimensions, of which the file states ROLE, into torch's layout, the
-    likeliest first. FRAMEWORK is the one that wrote the file: with some, kernels of transposed convolutions are
-    mirrored.
+    likeliest first: [Way("HWIO", "OIHW")] for the kernel of a plain convolution. FRAMEWORK is the one that wrote the
+    file: with flax, orbax and numpy, kernels of transposed convolutions are mirrored.
 
-    There is one way for most tensors. There are two for a kernel whose layer the file does not state: that of a plain
-    convolution, then that of a transposed one. A letter may occur several times in a matrix, a table or a depthwise
-    kernel: these axes become one. [] if the file does not state one axis for each dimension, for less than two
-    dimensions, and for letters that do not make up a matrix, table or kernel.
+    There is one way for most tensors, also for those in torch's layout. There are two for a kernel whose layer the file
+    does not state: that of a plain convolution, then that of a transposed one. A letter may occur several times in a
+    matrix, a table or a depthwise kernel: these axes become one. [] if the file does not state one axis for each
+    dimension, for less than two dimensions, and for letters that do not make up a matrix, table or kernel.
     """
     axes = role.axes
     if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):

@@ -145,9 +145,9 @@ def _is_beside_sum(bias: Piece, matrices: list[Piece]) -> bool:
 
 
 def _in_one_of_several(canon: Canon) -> list[Piece]:
-    """Return the only bias of each module of CANON with two or more layers directly in it, if these are parallel and
-    have equally many outputs (`_are_parallel`), exactly one of them has a bias, and the module itself has none. Layers
-    are weights with two or more dimensions.
+    """Return the only bias in each module of CANON with two or more layers directly in it, if these are parallel (none
+    is known to feed another, `_are_parallel`) and have equally many outputs, exactly one of them has a bias, and the
+    module itself has none. Layers are weights with two or more dimensions. [] if there is no such module.
     """
     layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():

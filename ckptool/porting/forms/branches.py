@@ -170,9 +170,9 @@ class Branches:
         KEPT): for modules of this kind, for all modules, and for these two branches.
 
         There is one count for look-alikes in a numbered list (True in KNOWN), and one for others (False). KNOWN says
-        for each whether another couple has confirmed the order already; then KEPT is not counted there. Modules of one
-        kind are one choice of the code, however many there are: the same answer for the same branches counts once. The
-        count for the two branches themselves has every call.
+        for each whether another couple has confirmed the order already; then it is not counted there that these two
+        keep it, only that they reverse it. Modules of one kind are one choice of the code, however many there are: the
+        same answer for the same branches counts once. The count for the two branches themselves has every call.
         """
         kind, both = self._kind[path], sorted(branches)
         choice = (name, kind, *both, kept)
@@ -185,7 +185,8 @@ class Branches:
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
         """Return whether both sides keep the order named ORDER between parallel branches, so that it may tell the pairs
-        ONE and OTHER apart. The branches are the two where the paths of their target units part.
+        ONE and OTHER apart. The branches are the two where the paths of their target units part; False if one of these
+        paths is in the other.
 
         If the same two branches were counted in modules of this kind, the result is whether none of them reverses the
         order, and nothing else counts. Else couples of other branches decide:

@@ -77,12 +77,13 @@ _COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
 
 def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
     """Return one side in the common form before any step: each tensor as a piece with a path (`_split`) and a role
-    (`_roles`).
+    (`_roles`), in the order of the keys, but for some norms (`_norms_before`).
 
     Left out are keys that are tied to an earlier one, the second copy of a weight that is stored twice (`_kept_raw`:
     the raw one stays), and counters of batch norms, which `counters` of the result has. A tensor with a name that is
     taken gets "again" behind its path. In `assembly`, each key of a target that is a piece has its own hole, and the
     second copy of a weight that of the raw one.
+
     Args:
         signature: the side's keys and shapes.
         is_target: whether it is the target.
@@ -126,7 +127,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 def _split(entries: Sequence[Entry], kept: Mapping[str, str], counted: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Return key -> components of the key, with the last one ("weight"), for ENTRIES: without wrappers around all keys
     (`module.`), and without the name of a collection at the beginning (`params`), if all keys begin with one. In files
-    with "/" in keys, the first layer of a list gets the number that it lacks (`numbered`).
+    with "/" in some key, a module `conv` beside `conv_1` becomes `conv_0` (`numbered`).
 
     KEPT has key of a raw weight -> key of its copy: the raw weight gets the components of the copy. COUNTED has name of
     layers without its number -> number to add to the number.
@@ -258,13 +259,13 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
 
 
 class _Beside:
-    """The names of the modules in one module, and what they show about each other.
+    """The names in one module, of modules and tensors, and what they show about each other.
 
     Attributes:
-        counted: name without the number at its end -> how many modules have this name with a number.
-        from_zero: the names in `counted` whose numbers begin with 0.
-        behind: the names of norms after the parts of a block, if there are two or more, and no name begins with "pre"
-            or "input": `post_attention_norm` beside `post_mlp_norm`. A single one is the norm between the attention and
+        counted: name without the number at its end -> how many names are this one with a number.
+        from_zero: the names in `counted` that are there with the number 0.
+        behind: the names of norms that begin with "post", if there are two or more, and no name begins with "pre" or
+            "input": `post_attention_norm` beside `post_mlp_norm`. A single one is the norm between the attention and
             the next part, and usually belongs to the next part.
     """
 

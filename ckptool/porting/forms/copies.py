@@ -30,9 +30,10 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
     belong to other parts of a larger model). Both are empty for a file without copies.
 
-    Copies are modules of SOURCE with tensors of equal names and sizes, whatever their values (`_alike`), which are more
-    than TARGET holds (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). The
-    preferred copy is the first in the order of the vocabulary's `copies` (`_preference`).
+    Copies are modules of SOURCE, directly in one module and with paths of at most three components, that hold the same
+    four or more tensors by names and sizes, whatever their values (`_alike`), and are more than TARGET holds
+    (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). The preferred copy is the
+    first in the order of the vocabulary's `copies` (`_preference`).
 
     Such modules of which one is called an encoder and another a decoder, or of which some are called so and others are
     not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are to be
@@ -114,7 +115,7 @@ def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
 
     One of these is enough: MEMBERS are all gates of a recurrent cell; NAMES has exactly one of MEMBERS that is neither
     a word for a copy (`ema`) nor one without a meaning (`model`); MEMBERS mean different things (`encoder`,
-    `decoder`), and some name in NAMES means one of these.
+    `decoder`), or only some of them mean one, and some name in NAMES means one of these.
     """
     if are_gates(members) or len((set(names) - {*table().copies, *table().empty}).intersection(members)) == 1:
         return True

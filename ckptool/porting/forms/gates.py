@@ -31,15 +31,16 @@ _BIAS = ("b", "bias")
 
 
 def join_gates(source: Canon, target: Canon) -> None:
-    """Join, on both sides, the layers of single gates of each recurrent cell into one `weight_ih` and one `weight_hh`,
-    with their biases (`_join`). A side joins all its cells if the other side has a tensor with the role `weight_ih`;
-    else only those cells for which the other side has one weight with the sizes of all gates together, over the
-    concatenated input and hidden state.
+    """Join, on both sides, the layers of single gates of each recurrent cell, known by their names (`W_xi`, `W_hi`),
+    into one `weight_ih` and one `weight_hh`, with their biases (`_join`). A side joins all its cells if the other side
+    has a tensor with the role `weight_ih`; else only those cells for which the other side has one weight with the sizes
+    of all gates together, over the concatenated input and hidden state.
 
-    Before that, matrices of several gates that are named by their letters (`iou`) are split (`_divide_letters`); if
+    Before that, matrices of several gates that are named by their letters (`W_iou`) are split (`_divide_letters`); if
     any were split, and both sides then have a layer for each gate, both sides join all their cells. A side that joins
     all its cells also gets torch's roles for layers that hold all gates already (`_name_sides`). At the end, layers of
-    single gates that were not joined get the words "cell", "gate" and the letter of the gate (`_name_apart`).
+    single gates that were not joined and whose names say no side (`convz`, `convr`, `convq`) get the words "cell",
+    "gate" and the letter of the gate (`_name_apart`).
     """
     lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
     both = any(lettered) and _has_gates(source) and _has_gates(target)
@@ -69,7 +70,7 @@ def _name_apart(one: Canon) -> None:
 
     In a module with three or more weights, those with two or more dimensions, equal sizes and equal numbers in their
     names are a group. All of a group get the words if their names are those of all gates of one kind of cell, each
-    once, such as `Wi`, `Wf`, `Wg`, `Wo`. If one has another name (`Wq`, `Wk`, `Wv`), none of the group gets them. A
+    once, and say no side (input or hidden state): `W_i`, `W_f`, `W_g`, `W_o`. Else none of the group gets them. A
     module may have several groups: `convz1`, `convr1`, `convq1` and `convz2`, `convr2`, `convq2`.
     """
     for pieces in _weights_in(one, 1).values():
@@ -137,12 +138,12 @@ def _all_of(cell: RecurrentCell) -> set[tuple[str, str]]:
 
 def _divide_letters(one: Canon, other: Canon) -> bool:
     """Split the matrices of ONE that hold several gates of a recurrent cell, named by letters (`W_iou`), into a layer
-    for each gate, in each module whose matrices together hold all gates of the cell, for the input and for the hidden
-    state (`_spelled_gates`). Return whether any module had such matrices.
+    for each gate (`ih_i`, `ih_o`, `ih_g`), in each module whose matrices together hold all gates of the cell, for the
+    input and for the hidden state (`_spelled_gates`). Return whether any matrix was split.
 
-    Matrices of one gate in such a module get the same names (`ih_i`). A vector of the module that is named as the bias
-    of all gates (`bias_ifgo`), and is as long as these, is split, too. Nothing is split in a module if OTHER has a
-    weight with the sizes of a matrix of several gates in it.
+    Matrices of one gate in such a module stay whole, but get names of this kind. A vector of the module that is named
+    as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too. Nothing is split in a module if
+    OTHER has a weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -194,8 +195,8 @@ def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[s
 
 def _several_gates(tokens: tuple[str, ...], cell: RecurrentCell) -> _Gates | None:
     """Return (side, gates) of a matrix whose name, in words TOKENS, has a word or letter for its side and letters for
-    two or more gates of CELL, in either order (`ioux`, `W_iou`, `h_rz`); the gates are in the order of the letters. The
-    side is "ih" (input) or "hh" (hidden state). None for other names.
+    two or more gates of CELL, in either order (`ioux`, `W_iou`, `h_rz`): ("ih", ("i", "o", "g")) for `W_iou` of an
+    LSTM, the gates in the order of the letters. The side is "ih" (input) or "hh" (hidden state). None for other names.
 
     A name that is only the letters of all gates (`ifgo`) has the side "ih", although it does not tell.
     """
@@ -233,8 +234,8 @@ def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[s
 
 
 def are_gates(components: Sequence[str]) -> bool:
-    """Return whether COMPONENTS are the names of all gates of one kind of recurrent cell, each gate once, in any
-    order.
+    """Return whether COMPONENTS are the names of all gates of one kind of recurrent cell, each gate once, in any order
+    and without a side: `reset`, `update`, `new`, or `W_i`, `W_f`, `W_g`, `W_o`.
     """
     for cell in table().cells:
         said = [_meaning(_alone(_tokens((component,))), cell) for component in components]
@@ -322,9 +323,9 @@ _READINGS: tuple[Callable[[_Path], _Path], ...] = (
 
 
 def _meaning(words: _Path, cell: RecurrentCell) -> tuple[str, str] | None:
-    """Return (side, gate), such as ("ih", "f"), for WORDS, if they are two: a word for a side of the cell ("ih" for the
-    input, "hh" for the hidden state) or "", and a word for a gate of CELL. The side of "" is "". None for all other
-    words, also for one alone.
+    """Return (side, gate) for WORDS, if they are two: a word for a side of the cell ("ih" for the input, "hh" for the
+    hidden state) or "", and a word for a gate of CELL: ("ih", "f") for ("x", "forget"). The side of "" is "". None for
+    all other words, also for one alone.
     """
     sides = table().cell_sides
     if len(words) != 2 or words[1] not in cell.words or words[0] not in ("", *sides):
@@ -349,11 +350,12 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
 
 
 def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Expr], Expr]]]:
-    """Return side -> (new matrix, the function that cuts it out of PIECE), in the order of the columns in PIECE, which
-    holds those for the input and those for the hidden state; the latter are as many as its rows.
+    """Return side ("ih", "hh") -> (new matrix, the function that cuts it out of PIECE), in the order of the columns in
+    PIECE, which holds those for the input and those for the hidden state; the latter are as many as its rows. The side
+    is the last component of the new path. Nothing is replaced here.
 
-    The hidden state comes first if the code shows it, else last. If the code does not show either, this is a question,
-    and if ASKED, the columns for the other order are its option.
+    The hidden state comes first if the code shows it, else last. If the code does not show either, both new matrices
+    have a question about it; if ASKED, its option is the columns for the other order, else it has none.
     """
     rows, columns = piece.shape
     hidden = piece.entry.facts.hidden
@@ -377,8 +379,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     are biases by name, one for each gate, become `bias_ih`. Nothing is done if the sizes are not those of one cell
     (`_in_torch_layout`).
 
-    If all matrices are square and of one size, and the first is bare, all of them may have inputs first, which is a
-    question unless the code shows it.
+    If all matrices are square and of one size, and the first is bare, all of them may have inputs first: the new pieces
+    have a question about it, unless the code shows it for each matrix.
+
     Args:
         one: the side.
         scope: the path of the module around the layers.
@@ -474,8 +477,8 @@ def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state (`_named_sides`), torch's names
     (`weight_ih`, `weight_hh`), and the path of the module around them ("cell" for the outermost); their biases become
     `bias_ih` and `bias_hh`, and a bias of that module with as many values `bias_ih`. The gates are put in torch's order
-    (`_order_gates`). Layers without both weights, with different numbers of rows, or without the sizes of a cell
-    (`_cell_of`) stay.
+    (`_order_gates`). Nothing changes in a module that lacks one of the weights, whose weights have different numbers of
+    rows, or whose weight on the hidden state has not as many rows for each gate as columns (`_cell_of`).
     """
     for scope, sides in _named_sides(one).items():
         ih, hh = (next((p for p in sides[side] if p.role == "weight"), None) for side in _SIDES)
@@ -542,7 +545,7 @@ def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> E
 def of_recurrent_kernels(source: Canon) -> None:
     """Bring layers of the source with a `recurrent_kernel` (Keras), which has the role `weight_hh`, into torch's form:
     a bias [2, rows] is split into `bias_ih` and `bias_hh`, and in weights and biases the gates are moved from the order
-    of Keras into torch's, without a question.
+    of Keras into torch's, without a question (only those of a GRU, because the orders of an LSTM are equal).
 
     The kind of the cell follows from the sizes (`_cell_of`): layers whose `recurrent_kernel` has not as many rows for
     each gate as columns, for any kind, stay as they are.

@@ -34,8 +34,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
         shows the layout. Such a matrix is also marked as `placed`, transposed or not;
       - for the source, the name: of a depthwise kernel (`_turn_depthwise`), or others (`_layout_of_name`).
 
-    A tensor of the source with three dimensions and sizes in BARE is left as it is in the last case, unless its name is
-    that of a depthwise kernel.
+    In the last case, a tensor with three dimensions and sizes in BARE, those of bare parameters of the model, is left
+    as it is, unless its name is that of a depthwise kernel.
     """
     named = piece.leaf in table().inputs_first
     shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
@@ -70,7 +70,9 @@ def _is_called_kernel(piece: Piece) -> bool:
 
 
 def _turn_depthwise(canon: Canon, piece: Piece) -> None:
-    """Bring the depthwise kernel PIECE, [size…, in, n], into torch's layout [in * n, 1, size…]."""
+    """Bring the depthwise kernel PIECE, [size…, in, n] with n outputs for each input, into torch's layout [in * n, 1,
+    size…].
+    """
     rank = len(piece.shape)
     made = canon.permute(piece, (*range(rank - 2, rank), *range(rank - 2)))
     inputs, multiplier, *size = made.shape
@@ -187,12 +189,13 @@ def kin(piece: Piece) -> str:
 
 
 def follow_names(source: Canon, target: Canon) -> None:
-    """Transpose each matrix of the source whose namesake the model stores with inputs first (`_pairs_by_name`), if the
-    model's key has the sizes of the source's tensor: tensors with one name and one shape usually have one layout.
+    """Transpose each matrix of the source whose namesake the model stores with inputs first, if both are stored with
+    equal sizes: tensors with one name and one shape usually have one layout. Namesakes have the longest common end of
+    their paths (`_pairs_by_name`).
 
-    Nothing is done if, among the pairs that are not square, those with other sizes than the model's key are more than
-    those with equal sizes. If all pairs are square, the source lacks a key of a parameter of the model, and the model's
-    matrix is not bare (`is_bare`), the matrix stays, with a question whose option is the transposed matrix.
+    Nothing is done if, among the pairs that are not square, more are stored with different sizes than with equal ones.
+    If all pairs are square, the source lacks a key of a parameter of the model, and the model's matrix is not bare
+    (`is_bare`), the matrix stays, with a question whose option is the transposed matrix.
     """
     pairs = _pairs_by_name(source, target)
     votes = Counter(own.shape == piece.entry.shape for piece, own in pairs if piece.shape[-1] != piece.shape[-2])
@@ -258,14 +261,15 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose those bare matrices of the source (`is_bare`) that have inputs first, as the target shows.
-
-    Weights with the sizes in which the model stores a matrix with inputs first come first (`_turn_stored_alike`). Of
-    the bare ones that fit the target transposed (`_may_be_transposed`), those that do not fit as they are are
-    transposed. Those that fit both ways are transposed if tensors of the target with such names have the transposed
-    sizes (`_said`), and stay if these have their sizes. If names show neither, all of them are transposed, or none, or
-    all get a question, by the order of all tensors (`_turn_by_order`). Stacks (three dimensions) that fit both ways
+    """Transpose those bare matrices of the source (`is_bare`) that have inputs first, as the target shows. Square ones
     stay.
+
+    First, weights, bare or not, that have the sizes in which the model stores a matrix with inputs first are transposed
+    (`_turn_stored_alike`). Then the bare ones follow whose transposed sizes are those of a tensor of the target
+    (`_may_be_transposed`). If no tensor has their present sizes, they are transposed. If some has, names decide for
+    single matrices: they are transposed if tensors of the target with such names have the transposed sizes, and stay if
+    these have their present ones (`_said`). If names show neither, all of them are transposed, or none, or all get a
+    question, by the order of all tensors (`_turn_by_order`). Stacks (three dimensions) that fit both ways stay.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     _turn_stored_alike(source, target, wanted)
@@ -296,8 +300,9 @@ def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) 
 
 def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
     """Return the bare matrices of the source (`is_bare`), and stacks of them (three dimensions), that are not square
-    and whose transposed sizes are in WANTED. All of one size are left out if the target has exactly as many bare
-    parameters of this size that its forward pass uses, but not in matrix products: these are most likely the same.
+    and whose transposed sizes are in WANTED, the sizes of the target's tensors. All of one size are left out if the
+    target has exactly as many bare parameters of this size, as it is, that its forward pass uses, but not in matrix
+    products: these are most likely the same.
     """
     bare = [p for p in source.pieces.values() if is_bare(p) and len(p.shape) in (2, 3)]
     fitting = [p for p in bare if p.shape[-1] != p.shape[-2] and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted]
@@ -321,11 +326,11 @@ def _turn_by_order(source: Canon, target: Canon, matrices: Sequence[Piece]) -> N
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether tensors of the target with the name of PIECE, a tensor of the source, have its sizes reversed
+    """Return whether tensors of the target with the name of PIECE, a matrix of the source, have its sizes reversed
     (True) or as they are (False). The name is the last component of the path.
 
-    If such tensors have neither, or some the one and some the other, those count whose names have the same word for a
-    part of a feed-forward block (gate, up, down). None if these do not show it either.
+    If such tensors have neither, or some the one and some the other, those count that are, by their names, the same
+    part of a feed-forward block as PIECE (gate, up, down). None if these do not show it either.
     """
     group = table().group("neck")
     word = label(group, piece.words)

@@ -171,8 +171,9 @@ class Canon:
         return placed
 
     def _carried(self, piece: Piece, old: Piece, down: Callable[[Expr], Expr]) -> Piece:
-        """Return PIECE, which DOWN makes of OLD, with the options of the questions that OLD had made in the same way.
-        Other questions of PIECE were asked about PIECE itself. On the target, where options are over holes, all stay.
+        """Return PIECE, which DOWN makes of OLD, with DOWN applied to each option of the questions it has from OLD.
+        Its other questions stay, because they were asked about PIECE itself. On the target, where options are over
+        holes, PIECE is returned as it is.
         """
         had = {id(question) for question in old.questions if question.options}
         if self.is_target or not had:

@@ -77,12 +77,13 @@ class Ranks:
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     """Return the state dicts FOUND in a file as the ranks of one model, each with its share of the tensors; None if
-    they are no such ranks (`_in_order`).
+    they are no such ranks: two or more with equal keys, sizes and types, in paths that differ in numbers alone
+    (`_in_order`).
 
     A tensor with equal values in all ranks is taken from the first. The shares of others are joined along the first
-    dimension for which TARGET has a tensor of the joined sizes, in any order of its dimensions; if there is none, along
-    dimension 0. It is a question if several dimensions give sizes of TARGET, or else if the key is that of a fused
-    projection (`qkv`).
+    dimension for which TARGET has a tensor of the joined sizes, whatever its key and the order of its dimensions; if
+    there is none, along dimension 0. It is a question, without options, if several dimensions give sizes of TARGET, or
+    else if the key is that of a fused projection (`qkv`).
     """
     ranks = _in_order(found)
     if not ranks:

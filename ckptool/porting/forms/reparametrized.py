@@ -38,9 +38,10 @@ def _name_gains(one: Canon, other: Canon) -> None:
 
 
 def _gains(one: Canon, other: Canon) -> list[tuple[Piece, Piece]]:
-    """Return (vector, matrix) for each two weights in one module of ONE whose names differ in one letter: a vector `gx`
-    and a matrix `wx` (`gh` and `wh`). Left out are those with a shift (`bx`) beside them, where the vector belongs to a
-    norm of the matrix's output, and those whose `gx` a tensor of OTHER has as the last word of its name.
+    """Return (vector, matrix) for each two weights in one module of ONE whose names differ only in the first letter of
+    the last word: a vector `gx` and a matrix `wx` (`gh` and `wh`). Left out are those with a shift (`bx`) beside them,
+    where the vector belongs to a norm of the matrix's output, and those whose `gx` a tensor of OTHER has as the last
+    word of its name.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
@@ -84,8 +85,9 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
     `weight_orig`.
 
     torch counts the rows of a transposed convolution along its second dimension. The sizes of the singular vectors show
-    it, or for equal sizes the layers of TARGET that have them (`_counts_inputs`); if these are of both kinds, it is a
-    question. Norms whose vectors fit neither dimension stay.
+    whether it did. If they fit both dimensions, the layers of TARGET with the sizes of the weight decide
+    (`_counts_inputs`); without such layers, it is the first dimension, and if they are of both kinds, too, but with a
+    question whose option is the second. Norms whose vectors fit neither dimension stay.
     """
     if any(p.role == "weight_orig" for p in target.pieces.values()):
         return

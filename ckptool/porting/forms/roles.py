@@ -154,8 +154,8 @@ def _numbers_for_letters(components: Set[str], beside: Collection[str]) -> dict[
 
 
 def _directions(components: Set[str]) -> dict[str, str]:
-    """Return component -> name with both letters, for those of COMPONENTS that lead from one domain to another, if
-    there is one that leads back: `netG_A2B` beside `netG_B2A` gets `netG_ab`.
+    """Return component -> name with both letters, for those of COMPONENTS that lead from one domain to another (`A2B`,
+    `AtoB`, `A_to_B` at the end), if there is one that leads back: `netG_A2B` beside `netG_B2A` gets `netG_ab`.
     """
     ways = {component: found.groups() for component in components if (found := _DIRECTION.match(component))}
     return {
@@ -237,9 +237,10 @@ def _pruned(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Return (path of the module, role) of `weight_g` or `weight_v` of weight norm, whose names are their roles; a
-    `weight_v` beside `weight_orig`, of spectral norm, is "weight_sv". None for other names, and for one of `weight_g`
-    and `weight_v` without the other among SIBLINGS.
+    """Return (path of the module, role) of `weight_g` and `weight_v` of weight norm, whose names are their roles. Of
+    spectral norm, a `weight_v` beside `weight_orig` is "weight_sv"; and `weight_bar`, `weight_u` and `weight_v` beside
+    each other, the names of older code, are "weight_orig", "weight_u" and "weight_sv". None for other names, and if
+    SIBLINGS do not have the others.
     """
     head, leaf = path[:-1], path[-1]
     if leaf == "weight_v" and "weight_orig" in siblings:
@@ -250,8 +251,9 @@ def _weight_norm(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Return (path of the module, role) of a tensor of a noisy layer (`_noisy`): `weight_mu` is "weight_mean". None for
-    other names; also if SIBLINGS have no mean of the same tensor ("weight"), or no other tensor but this one.
+    """Return (path of the module, role) of a tensor of a noisy layer (`_noisy`): `weight_mu` is "weight_mean", and
+    `weight_sigma` beside it "weight_spread". None for other names; also if SIBLINGS, all names in the module, have no
+    mean of the same tensor (weight or bias), or hold this name alone.
     """
     noisy = _noisy(path[-1])
     if noisy is None:
@@ -391,8 +393,8 @@ _READINGS: tuple[Callable[[tuple[str, ...], set[str]], _Read | None], ...] = (
 
 def _noisy(leaf: str) -> tuple[str, str] | None:
     """Return (tensor, kind) of a parameter of a noisy layer by its name LEAF, ("weight", "mean") for `weight_mu` and
-    `mean_w`: the tensor is "weight" or "bias", the kind what the vocabulary (`noisy`) calls the other words. None for
-    other names.
+    `mean_w`: the tensor is "weight" or "bias", the kind what the vocabulary (`noisy`) calls the other words ("mean",
+    "spread", "noise", …). None for other names.
     """
     words = cut(leaf)
     for first, rest in ((words[:1], words[1:]), (words[-1:], words[:-1])):

@@ -294,8 +294,9 @@ def _stand_up(one: Canon, other: Canon) -> None:
 
 
 def _turned(stacks: Sequence[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
-    """Return whether to transpose -> number of votes. A stack of matrices votes True if its matrices have the sizes of
-    a list only when they are transposed, and False if they have them only as they are.
+    """Return how many of STACKS vote for True (transpose) and for False (leave as it is). A stack of matrices votes
+    True if its matrices have sizes in INSIDE only when they are transposed, and False if they have them only as they
+    are, whole or as parts (`_ways`); it has no vote if they do not have them at all.
 
     Args:
         stacks: the stacks, of which those with three dimensions vote.
@@ -395,7 +396,8 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
     """Return in which ways each matrix of a stack PIECE, divided along its rows into its parts, has sizes in INSIDE: as
     it is (False), transposed before (True), or both; [] if in neither, or if PIECE is no weight.
 
-    A stack whose name says nothing is divided in two, unless its matrices have sizes in INSIDE undivided.
+    Its name says in how many parts it is divided (`qkv`: three); two if it says nothing, but then the result is [] if
+    its matrices have sizes in INSIDE undivided, as they are or transposed.
     """
     kind, shape = fused_kind(piece), piece.shape[1:]
     if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):

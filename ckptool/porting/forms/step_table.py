@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
-from .affine import join_affine
+from .affine import divide_pairs, join_affine
 from .biases import attach_biases, divide_biases
 from .fusing.fused import missing_key_bias, split_again, split_first
 from .fusing.initials import split_by_initials
@@ -218,6 +218,14 @@ STEPS: tuple[Rule[Step], ...] = in_order(
         "Scale and shift in one layer and statistics in another became one batch norm.",
         "Caffe has a batch norm in two layers, one directly after the other.",
         each(join_affine),
+    ),
+    Rule(
+        "two parameters of an activation",
+        205,
+        "Two vectors that are called like a scale and a shift became parameters of their own.",
+        "An activation has an `alpha` and a `beta`; the other side has two vectors of this size, and no layer with "
+        "both.",
+        each(divide_pairs),
     ),
     Rule(
         "pruned weights",

@@ -116,9 +116,11 @@ def _taker(
 ) -> _Taker | None:
     """Return what is known of the tensor ROLE of T, which FILLED fills from S, as one that takes concatenated branches.
 
-    None if the model's forward pass does not show branches, if the last layer of a branch is not in WEIGHTS (key ->
-    tensor of the model that is filled), or if the tensor does not have as many channels as all branches together.
-    PLACED has the pairs whose targets have a place in the graph of the model.
+    None if the model's forward pass does not show parallel branches (`facts.joined`; none if one feeds another, as in a
+    skip connection), if the last layer of a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if
+    the tensor does not have as many channels (its second dimension; the only one of a vector) as all branches together.
+    From PLACED, the pairs whose targets have a place in the graph of the model, come the layers that are registered
+    first in each branch; from S, the order in the source's code, if it shows one.
     """
     piece = t.pieces.get(role)
     joined = piece.entry.facts.joined if piece is not None else ()

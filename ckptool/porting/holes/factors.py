@@ -25,9 +25,9 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 
 def equalised(filling: Filling) -> None:
-    """Ask about the weights of all linear layers and convolutions with new names (`_renamed_layers`) if nearly all have
-    values so large that their code multiplies them by a factor on every call (`_are_wide`), which this model does not.
-    The weights stay; the options are the weight times sqrt(2 / inputs) and times 1 / sqrt(inputs).
+    """Ask about the weights of all linear layers and convolutions that no name paired (`_renamed_layers`) if nearly all
+    of the first 24 have values so large that their code multiplies them by a factor on every call (`_are_wide`), which
+    this model does not. The weights stay; the options are the weight times sqrt(2 / inputs) and times 1 / sqrt(inputs).
 
     Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). Some code
     multiplies the output of the layer instead, and with it the bias: biases that are not 0 are asked about with the

@@ -140,8 +140,9 @@ class Filling:
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
         """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
         whose words exclude those of T ("q", "k") do not count, nor those whose bias has another size than that of T.
-        None if no unit is left, or if its name is neither similar nor related to that of T, and the modules around the
-        two do not match as a whole (`Scopes.same`).
+        None if no unit is left, or if it is neither similar to T (more than 15 percent of the words in common), nor
+        related (its name means the same, by `related`), nor in a module that matches one around T as a whole
+        (`Scopes.same`).
         """
         allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)

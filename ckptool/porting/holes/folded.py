@@ -12,8 +12,8 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold each batch norm of the source without a partner into the layer before it (`_norm_behind`), or into the scale
-    and shift that the model has in its place.
+    """Fold each batch norm of the source that has a weight and no partner into the layer before it (`_norm_behind`), or
+    into the scale and shift that the model has in its place.
 
     If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
     are filled from the norm. Else nothing is done if another unit of the model without a partner has the sizes of the
@@ -43,12 +43,14 @@ class _Norm:
         unit: the norm.
         t, s: the layer before it, in the model and in the source.
         eps: the eps that the source's code shows right behind the layer; None if it does not show it.
+        outputs_second: whether the layer is a transposed convolution, whose second dimension has the outputs.
     """
 
     unit: Unit
     t: Unit
     s: Unit
     eps: float | None
+    outputs_second: bool
 
     def become(self, filling: Filling, scale: Unit) -> None:
         """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question. The
@@ -100,7 +102,10 @@ class _Norm:
     def _weight(self, e: Expr) -> Expr:
         """Return the weight E with the norm folded in."""
         pieces = self.unit.pieces
-        return ex.fold_weight(e, pieces["weight"].expr, pieces["running_var"].expr, self._eps())
+        dims = [*range(len(self.s.pieces["weight"].shape))]
+        dims[:2] = dims[1::-1] if self.outputs_second else dims[:2]
+        made = ex.fold_weight(ex.permute(e, *dims), pieces["weight"].expr, pieces["running_var"].expr, self._eps())
+        return ex.permute(made, *dims)
 
     def _bias(self, e: Expr) -> Expr:
         """Return the bias E with the norm folded in."""
@@ -115,7 +120,8 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
     eps is known only if the source's code shows NORM right behind this layer.
 
     None if there is no such unit, if it has no partner in the model, if it or its partner has no weight, or if its
-    weight does not have two or more dimensions and as many rows as NORM has numbers.
+    weight does not have two or more dimensions and as many outputs as NORM has numbers. Outputs are the first
+    dimension; the second, if the model's code calls a transposed convolution, or if no other fits.
     """
     before = max(
         (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None
@@ -124,16 +130,21 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
     if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
         return None
     weight, mean = before.pieces["weight"], norm.pieces["running_mean"]
-    if len(weight.shape) < 2 or weight.shape[:1] != mean.shape[:1]:
+    if len(weight.shape) < 2 or len(mean.shape) != 1 or mean.shape[0] not in weight.shape[:2]:
+        return None
+    how = t.pieces["weight"].entry.how
+    outputs_second = how.startswith("conv_transpose") if how.startswith("conv") else weight.shape[:1] != mean.shape
+    if weight.shape[outputs_second] != mean.shape[0]:
         return None
     behind = mean.entry.facts.behind
     eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
-    return _Norm(norm, t, before, eps)
+    return _Norm(norm, t, before, eps, outputs_second)
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
     """Return the unit that the model runs directly after T, if it is not filled and scales and shifts channels of SHAPE
-    (`_scales`); else None. None, too, if it is not known when T runs.
+    (`_scales`: it has a weight and a bias of this shape, and is no norm); else None. None, too, if it is not known when
+    T runs.
     """
     here = t.used
     after = [u for u in filling.matcher.cells.targets if here is not None and u.used is not None and u.used > here]

@@ -46,9 +46,10 @@ def _shown(unit: Unit, role: str) -> Neighbours | None:
 
 
 def _moved(filled: Filled, t: Unit, role: str, own: Neighbours, theirs: Neighbours) -> Expr | None:
-    """Return the expression of FILLED, for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS;
-    None if OWN and THEIRS have unequally many neighbours, or if this number does not divide the channels: the second
-    dimension of a matrix or kernel, the only one of a vector.
+    """Return the expression of FILLED, for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS:
+    the order of the neighbours, and whether all neighbours of one channel are together (`by_channel`) or all channels
+    of one neighbour. None if OWN and THEIRS have unequally many neighbours, or if this number does not divide the
+    channels: the second dimension of a matrix or kernel, the only one of a vector.
     """
     shape, count = t.pieces[role].shape, len(own.order)
     dim = min(len(shape) - 1, 1)

@@ -45,6 +45,7 @@ def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit
     The several units are all that are left in their module with equal roles and dimensions (`_families`). In the module
     of the other side with the partners of their neighbours (`_counterpart`), exactly one unit without a partner has the
     sum of their sizes (`_dimension`), and its words exclude none of theirs.
+
     Args:
         pairs: the pairs so far, (target, source).
         targets, sources: the units without a partner.

@@ -71,7 +71,7 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     Look-alikes are pairs of PAIRS with equal shapes, in one module on both sides, that have evidence of their place
     only (the modules around them, other blocks: `_BY_PLACE`). A pair is left out if a pair of the same names (`_names`)
     has evidence of another kind in any block. Of the look-alikes of a module, only two that follow one another in the
-    model's order of registration are compared; if the first takes the output of the second, they are exchanged before.
+    model's order of registration are compared; if the first takes the output of the second, in the reverse order.
     Nothing is asked if the two names have different sizes in the module of another block.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
@@ -102,9 +102,10 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Ask about each of PAIRS that is in block i of the model and in block j of the source, if both blocks have at
-    least as many pairs with another block as with each other (`_strays`), unless the units of the pair are between two
-    blocks (`_between_two_blocks`). Also ask about blocks in the opposite order on the two sides (`_crossed`), unless
-    matching found that the two sides count this list from opposite ends (`Levels.turned`).
+    least as many pairs with another block as with each other (`_strays`), unless its units are between two blocks
+    (`_between_two_blocks`: a `downsample`), or a pair of the same names is out of place by as many blocks. Also ask
+    about blocks in the opposite order on the two sides (`_crossed`), unless matching found that the two sides count
+    this list from opposite ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
@@ -199,8 +200,8 @@ def _crossed(
     filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
 ) -> None:
     """Ask about all pairs in a block of the model if the block and another one are in the opposite order on the two
-    sides, and each would also fit in the place of the other (`_fitting`). Nothing is asked if the graphs of both codes
-    have the two in the same order (`_in_one_order`).
+    sides, and each would also fit in the place of the other (`_fitting`: layers of equal path have equal shapes in
+    both). Nothing is asked if the graphs of both codes have the two in the same order (`_in_one_order`).
 
     The partner of a block is the block of the source with which it has the most pairs; blocks with a single pair are
     left out. LISTS are the paths of the list on the two sides, which the questions name with the numbers of the blocks;

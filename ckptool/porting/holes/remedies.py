@@ -46,9 +46,11 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     """Return (EXPR, of sizes HAVE, changed to sizes WANTED; the question about it) by the first of these rules that
     fits; None if none fits:
 
-    `_of_patches`, `_of_one_pixel`, `_of_groups`, `_of_turned`; `of_channels`, only for equal numbers of dimensions, and
-    if the layer takes the inputs of the model (IS_INPUT), or the model's weight has one input channel, or a multiple of
-    those of the source; `_of_frames`.
+    `_of_patches` (a matrix and a kernel of as many outputs and elements), `_of_one_pixel` (a matrix and a transposed
+    convolution), `_of_groups` (a stack of matrices as a grouped layer), `_of_turned` (a transpose with more or fewer
+    sizes of 1); `of_channels` (another number of input channels), only for equal numbers of dimensions, and if the
+    layer takes the inputs of the model (IS_INPUT), or the model's weight has one input channel, or a multiple of those
+    of the source; `_of_frames` (pictures and frames).
     """
     for rule in (_of_patches, _of_one_pixel, _of_groups, _of_turned):
         if (found := rule(wanted, have, expr)) is not None:
@@ -126,9 +128,10 @@ def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
 
 
 def _of_groups(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
-    """Return (EXPR, a stack of n matrices, as one grouped layer [n * outputs, inputs] of sizes WANTED; the question
-    about it). The stack is [n, inputs, outputs], whose matrices are transposed, or [n, outputs, inputs]. If the sizes
-    fit both, the first way is taken, and the second is the option; if they fit neither, None.
+    """Return (EXPR, a stack of n matrices, as one grouped layer [n * outputs, inputs] of sizes WANTED, in which sizes
+    of 1 do not count; the question about it). The stack is [n, inputs, outputs], whose matrices are transposed, or
+    [n, outputs, inputs]. If the sizes fit both, the first way is taken, and the second is the option; if they fit
+    neither, None.
     """
     if len(have) != 3 or len(wanted) < 2:
         return None
@@ -216,9 +219,10 @@ RULES = {
 
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest rule of `RULES`; the
-    question about it, with the results of the other rules as options). None if anything but the number of input
-    channels differs, or if the kernel does not have three to five dimensions.
+    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest rule of `RULES`: "repeat"
+    for more channels, "sum" for one, else "first" for fewer; the question about it, with the results of the other rules
+    that are possible as options). None if anything but the number of input channels differs, or if the kernel does not
+    have three to five dimensions.
 
     Args:
         wanted, have: the sizes in the model and in the file, which differ in the second number.

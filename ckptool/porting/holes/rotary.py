@@ -22,7 +22,7 @@ def doubt_rotary(filling: Filling) -> None:
     """Keep or reorder the rows of each tensor of queries or keys to which the model applies a rotary embedding
     (`_turned_by_model`), or ask about them. They are kept if both codes pair rows in one way, by their forward passes
     or by names; reordered if both forward passes show different ways; else a question is asked (`_Rows`). Nothing is
-    done if both sides have the same names and the source was not traced.
+    done if both sides have the same names and the source's forward pass does not show how it pairs rows.
 
     Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix of
     queries or keys in their module was kept.
@@ -179,8 +179,9 @@ class _Rows:
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
-    """Return how code with the name PATH pairs queries and keys in rotary embeddings, by the longest known phrase at
-    the end of the last two components of PATH, or of PATH without its last component; None if no phrase is known.
+    """Return how code with the name PATH pairs queries and keys in rotary embeddings, and whether that is sure, by the
+    longest known phrase at the end of the last two components of PATH, or of PATH without its last component; None if
+    no phrase is known.
 
     The table does not have `Wqkv`, `qkv`, `to_q` and `query_key_value`, because some code with these names pairs halves
     and some neighbours.

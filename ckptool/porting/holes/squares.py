@@ -25,9 +25,10 @@ def turn_bare_squares(filling: Filling) -> None:
     """Decide for each square bare parameter of the file (an `nn.Parameter` of no torch layer) whether it is transposed.
 
     If steps transposed all bare parameters of the file that are not square, it is transposed, too; if none or only some
-    of them, it stays. If the file has none, a question is asked (`_decide`). It also stays if its key ends with the
-    same name as the model's key, or if a step changed its layout (`may_be_turned`). Parameters that are multiplied
-    along other dimensions than the last two are decided first, by `_turn_in_front`.
+    of them, it stays. If the file has none, a question is asked: the transpose is taken, and the other is the option,
+    but the other way round for scores, stacks and names that end in `_weight` (`from_the_right`). It also stays if its
+    key ends with the same name as the model's key, or if a step changed its layout (`may_be_turned`). Parameters that
+    are multiplied along other dimensions than the last two are decided first, by `_turn_in_front`.
     """
     _turn_in_front(filling)
     uses = list(_bare_uses(filling))
@@ -64,7 +65,7 @@ def _turn_in_front(filling: Filling) -> None:
 
 def _in_front(piece: Piece) -> tuple[int, int] | None:
     """Return (place of the inputs, place of the outputs) among the dimensions of PIECE, if an einsum shows one of each,
-    of equal sizes, that are not the last two; else None.
+    of equal sizes, that are not the last two, and takes all others element by element ("both"); else None.
     """
     dims = piece.entry.facts.dims
     if len(dims) != len(piece.shape) or sorted(dims) != ["both"] * (len(dims) - 2) + ["input", "output"]:
@@ -166,8 +167,9 @@ def turn_squares_of_layers(filling: Filling) -> None:
 
     Matrices of layers with the same name (`kin`: "fc" for `fc1`, `fc2`) that are not square show whether the file
     stores them in the model's layout or in the other one; they count only if the model's code normalizes both them and
-    the square one, or neither. If they agree, the square one is taken in the same way; if they differ, it stays; if
-    there are none, a question is asked in some cases (`_decide`, `_OfLayer.reason`).
+    the square one, or neither. If they agree, the square one is taken in the same way; if they differ, it stays. If
+    there are none, a question is asked, with the transpose as the option, if the model stores the square one with
+    inputs first, normalizes it, or does not use it (`_OfLayer.reason`); of a graph convolution, the transpose is taken.
 
     Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
     source are left as they are.

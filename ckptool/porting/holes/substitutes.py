@@ -32,9 +32,10 @@ def substitute(filling: Filling) -> None:
 def _averages(filling: Filling) -> None:
     """Fill each unfilled running average (EMA) of the model from a running average of the source.
 
-    If it is the average of the model's tensor w (`_averaged`), and w is filled from the source's key k, it is filled
-    from the source's average of k (`_average_in_source`), with the operations that make the key of w. It gets the
-    questions about w, without options. It stays empty if w or the average of k is not found.
+    If it is the average of the model's tensor w (`_averaged`: the only filled one of its sizes in its module), and w is
+    filled from the source's key k, it is filled from the source's average of k (`_average_in_source`), with the
+    operations that make the key of w. It gets the questions about w, without options. It stays empty if w or the
+    average of k is not found.
     """
     kept = [key for key in filling.source.signature.entries if is_average((key.rpartition(".")[2],))]
     pieces = list(filling.target.pieces.values()) if kept else []
@@ -78,10 +79,10 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _leftovers(filling: Filling) -> None:
-    """Fill units of the target of which no tensor is filled, also those in later blocks, by three functions of
-    `left_over`, one after the other: several from one layer of the source that fills nothing, or one from several such
-    layers (`parts`); segment tables with zeros (`segments`); layers of several blocks from one layer of the source
-    (`shared`). Each tensor that is filled gets the question of its proposal.
+    """Fill units of the target of which no tensor is filled, also those in repeated blocks of which the source has only
+    the first, by three functions of `left_over`, one after the other: several from one layer of the source that fills
+    nothing, or one from several such layers (`parts`); segment tables with zeros (`segments`); layers of several blocks
+    from one layer of the source (`shared`). Each tensor that is filled gets the question of its proposal.
     """
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
@@ -107,8 +108,9 @@ def _near_misses(filling: Filling) -> None:
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """Fill each unit without a source, but for new heads, from the only unit of the source without a partner that is
-    alike (`Filling.alike`; if none is, by `_cuts_patches`). Nothing is filled if none or several are alike. Units of
-    the source that filled something when the call began do not count; two units may still get the same one.
+    alike (`Filling.alike`: its path is equal, its name says the same kind of embedding, or it is between the same
+    pairs; if none is, by `_cuts_patches`). Nothing is filled if none or several are alike. Units of the source that
+    filled something when the call began do not count; two units may still get the same one.
 
     If the two have equal sizes, it is filled if their names or JOINED support it (`_fill_of_equal_sizes`); if not, it
     is filled if a rule for the change of sizes is known (`_fill_of_other_sizes`). JOINED has all units filled from
@@ -144,8 +146,8 @@ def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit])
 
 def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     """Fill T from S, changed to the sizes of T, and return True. Return False, and do nothing, if no rule for these
-    sizes is known (`remedy`). The result is a question unless sizes show how to change them (`_sizes_show`), or all
-    options are the same as the result (`_is_one_way`).
+    sizes is known (`remedy`). The result is a question unless sizes show how to change them (`_sizes_show`), or the
+    question has options, and all are the same as the result (`_is_one_way`).
 
     The two units become a pair of the matcher. Other tensors of T are filled from those of S with the same role and as
     many elements, reshaped, with the same question, but no options. If T is a word table, by the name of T or S or by
@@ -170,8 +172,9 @@ def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
 
 
 def _sizes_show(filling: Filling, t: Unit, s: Unit) -> bool:
-    """Return whether sizes show how the matrix S becomes the tensor T: it is its transpose (`_is_its_transpose`), or
-    the channels of T follow those of the layer before it, and S has channels first.
+    """Return whether sizes show how the matrix S becomes the tensor T: it is its transpose (`_is_its_transpose`), or T
+    is a kernel with as many inputs as the layer before it has outputs (`_follows_its_channels`), and S has channels
+    first. False if S is no matrix.
     """
     if len(s.main.shape) != 2:
         return False
@@ -254,9 +257,10 @@ def _is_its_transpose(t: Unit, s: Unit) -> bool:
 
 
 def _of_other_sizes(filling: Filling) -> None:
-    """Put a question into `filling.misses` for each tensor of a unit that is not filled, if exactly one unit of the
-    source without a partner is alike (`Filling.alike`), and its tensor of the same role has other sizes as stored. The
-    question names the key and the sizes of that tensor; a refusal prints it. Nothing is filled.
+    """Put a question into `filling.misses` for each tensor of a unit whose main tensor is not filled, if exactly one
+    unit of the source without a partner is alike (`Filling.alike`: an equal path or place), and its tensor of the same
+    role has other sizes as stored. The question names the key and the sizes of that tensor; a refusal prints it.
+    Nothing is filled.
     """
     for t in filling.matching.free_targets:
         near = [s for s in filling.matching.free_sources if filling.alike(t, s)]

@@ -232,8 +232,9 @@ def _ask(question: Question[Unit], part: _Cell, cell: _Cell) -> None:
 
 
 def _may_split(by_label: Mapping[Hashable, _Cell], mode: Mode) -> bool:
-    """Return whether a cell may be split by its labels in this MODE (see `Cells.split`). BY_LABEL has label ->
-    (targets, sources); a cell with one label is only looked at in mode "one".
+    """Return whether a cell may be split by its labels. BY_LABEL has label -> (targets, sources), with None for units
+    without one. In MODE "some" and "one": True. In "all": if both sides have every label (also None) equally often. In
+    "fair": if the function `fair` says so. A cell whose units all have one label is only split in mode "one".
     """
     if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
         return False

@@ -21,8 +21,8 @@ _SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
-    """The classes of modules of both sides (see `_places`), and the rule that splits cells by paths inside of modules
-    of two corresponding classes.
+    """The classes of modules of both sides, and the rule that splits cells by paths inside of modules of two
+    corresponding classes. Modules of one side are of one class if the units in them have equal paths (`_places`).
     """
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
@@ -31,13 +31,15 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split open cells by paths inside of modules of one class: units are partners if certain pairs show that their
-        paths inside of their modules belong together (`_relations`). Return whether any cell was split.
+        """Split open cells by paths inside of modules of one class, which are modules with equal paths of units in them
+        (`_places`; files have them, too): units are partners if certain pairs show that their paths inside of their
+        modules belong together (`_relations`). Return whether any cell was split.
 
         A class of the target and one of the source count if each path of the target's class that certain pairs show
-        belongs to one path of the source's class, and the reverse, and there are two such paths or more. The first two
-        classes that split a cell end the search. The targets with a label and evidence of the kind CLASS then note
-        (class of the target, class of the source) -> path inside of the source's module in `settled`.
+        belongs to one path of the source's class, and the reverse, and there are two such paths or more. Only cells
+        with equally many units of both in such modules are split. The first such couple of classes that splits a cell
+        ends the search. The targets that have a label then, and evidence of the kind CLASS, note (class of the target,
+        class of the source) -> path inside of the source's module in `settled`.
         """
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
         for kinds, relation in self._relations().items():
@@ -58,8 +60,9 @@ class Classes:
         return False
 
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
-        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes:
-        path in the target's module -> path in the source's module, as certain pairs show it.
+        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes,
+        which are modules with equal paths of units in them (`_places`): path in the target's module -> path in the
+        source's module, as certain pairs show it.
 
         A pair counts if all its evidence is of the kinds NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its
         shape made it). If a scope around the target was paired only by order, the modules around that scope do not

@@ -45,7 +45,8 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
     If OWN and THEIRS are equally many, they are paired in the order of their numbers, from the same end; if these pairs
     and KNOWN together rise on both sides, it is 1. Else they are paired from opposite ends; if these pairs and KNOWN
     together rise on one side and fall on the other, it is -1, and else 0. If OWN and THEIRS are not equally many, KNOWN
-    alone decides (`direction`), and it is 1 if KNOWN has fewer than two numbers of the target.
+    alone decides in the same way, and it is 1 if KNOWN has fewer than two numbers of the target.
+
     Args:
         own, theirs: the numbers of the members to be paired.
         known: (number of the target, number of the source) of other members of the two lists that are paired.
@@ -74,10 +75,10 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
     """Return (list of the target, list of the source) -> 1 if both sides count the members from the same end, -1 if
     from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
 
-    Couples of members with different contents show it (`direction`). If there are none, or they contradict each other,
-    all couples of members count instead, if other lists of the same two modules agree: by members with different
-    contents, at least two lists show opposite ends, or at least one shows the same end, and none shows the other. Of a
-    list with more than 24 members, 24 to 47 are compared.
+    Couples of members with different contents (colours of their targets) show it, if all agree (`direction`). If there
+    are none, or they contradict each other, all couples of members count instead, if other lists of the same two
+    modules show the same by members with different contents (one such list is enough for the same end, two for
+    opposite ends) and none shows the other. Of a list with more than 24 members, 24 to 47 are compared.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:

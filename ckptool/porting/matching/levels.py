@@ -53,6 +53,7 @@ class Levels:
 
         Args:
             own, theirs: the list in the model and in the source, as series.
+
         Returns:
             0: No, nothing speaks against it; also if the model's list does not have 2 to 12 members.
             1: Yes, and it is not known how the source counts. Either only one side's numbers are sizes
@@ -102,7 +103,7 @@ class Levels:
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
         """Return whether names show that the list THEIRS of the source is numbered by levels: its numbers are parts of
         names (`stage3`), and so are those of another list of the source, which has the same numbers as THEIRS and
-        members with the same contents, in any order, as one of LEVELS, lists of the model.
+        members with the same contents (units of each colour), in any order, as one of LEVELS, lists of the model.
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]
@@ -115,7 +116,8 @@ class Levels:
     @cached_property
     def turned(self) -> dict[Row, dict[int, tuple[Row, int]]]:
         """Return list of the target -> number -> (list of the source, number there), for each two lists whose contents
-        are equal if one of them is read from its end: the lowest number of the target has the highest of the source.
+        (units of each colour) are equal if one is read from its end: the lowest number of the target has the highest of
+        the source.
 
         Left out are lists of the target that the model does not run from the last member to the first (`runs_back`),
         because contents alone may also differ by missing layers; lists that have the contents of a list of the other

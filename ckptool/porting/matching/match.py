@@ -178,11 +178,12 @@ class Matcher:
     def _accepted(self) -> tuple[list[Pair], list[Pair]]:
         """Return (the decided pairs that count, those of them that only their shape made).
 
-        All decided pairs count if the source covers the model (`_covers_model`); then the second list is []. Else a
-        pair counts if it is in a series of unlike sizes (`of_unlike_sizes`); if a rule supports it (`_supported`; the
-        target notes the rule in `support`); if its shape allows no other pair (`_only_so`); or if it is in
-        `_last_ones`. Pairs of the last two kinds are those that only their shape made. Pairs of layers with different
-        outputs (`_gives_others`) never count.
+        All decided pairs count if the source covers the model (`_covers_model`: equally many units of both sides in
+        each cell, but for a few spare ones of the source); then the second list is []. Else a pair counts if it is in a
+        series of unlike sizes (`of_unlike_sizes`: `conv1` to `conv3` and `c.0` to `c.2`, of three colours); if a rule
+        supports it (`_supported`; the target notes the rule in `support`); if its shape allows no other pair
+        (`_only_so`); or if it is in `_last_ones`. Pairs of the last two kinds are those that only their shape made.
+        Pairs whose biases have unequal lengths (`_gives_others`) never count.
         """
         pairs, lone = [], []
         covered = self._covers_model()
@@ -199,8 +200,8 @@ class Matcher:
         return pairs + last, lone + last
 
     def _last_ones(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors or squares that are not in PAIRS, and count although nothing supports
-        them; [] if PAIRS hold less than half of the target's units.
+        """Return the decided pairs of vectors or squares (all sizes above 1 are equal) that are not in PAIRS, and count
+        although nothing supports them; [] if PAIRS hold less than half of the target's units.
 
         For such a pair of T and S, one of these is true:
         - Both are the only units of their colour, and are squares or have running statistics (`_alone_by_size`).
@@ -237,10 +238,10 @@ class Matcher:
         ]
 
     def _may_be_folded(self, t: Unit, s: Unit, taken: Set[int]) -> bool:
-        """Return whether T holds the roles of S and a bias more, and the next unit of the source, in the order of
-        registration, is a batch norm with as many values as S has rows, which may be folded into S. The norm has no
-        partner (TAKEN has the `id` of all paired units), and the source has more units of its colour than the model.
-        False if the order of the source's keys means nothing.
+        """Return whether T holds the roles of S and a bias more, which the batch norm behind S may give when it is
+        folded into S. This norm is the next unit of the source after S, in the order of registration, has as many
+        values as S has rows, and no partner (TAKEN has the `id` of all paired units); and the source has more units of
+        the norm's colour than the model. False if the order of the source's keys means nothing.
         """
         behind = min((u for u in self.cells.sources if u.order > s.order), key=lambda u: u.order, default=None)
         if behind is None or id(behind) in taken or not self.sequences.ordered:
@@ -359,7 +360,9 @@ class Matcher:
         return all(unused) if both else any(unused)
 
     def _in_unused_part(self, unit: Unit, units: Sequence[Unit]) -> bool:
-        """Return whether a module around UNIT, not the outermost, holds others of UNITS, and none of them is paired."""
+        """Return whether a module around UNIT, not the outermost, holds others of UNITS, all units of its side, and
+        none of these others is in a decided pair.
+        """
         for depth in range(1, len(unit.path)):
             beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
             if beside and not any(u.cell in self.cells.pair_of for u in beside):
@@ -386,7 +389,8 @@ class Matcher:
 
         Before, not always directly: the output of T flows into the target of the other pair, also through other layers
         (without a forward pass: T is registered before it), and S is registered before its source. At the end: see
-        `_are_last`, which gets NOTHING_LEFT, whether all other units of the source have partners.
+        `_are_last`, which gets NOTHING_LEFT, whether all other units of the source have partners (position tables do
+        not count if S has a bias).
 
         False if the order of the source's keys means nothing, if T and S hold different roles, if the two sides do not
         have equally many units of their colour, if another pair of this colour has a doubt, or if no other pair of
@@ -402,8 +406,8 @@ class Matcher:
         return before or self._are_last(t, s, certain, nothing_left=nothing_left)
 
     def _are_last(self, t: Unit, s: Unit, certain: list[Pair], *, nothing_left: bool) -> bool:
-        """Return whether the model runs T after the targets of all pairs CERTAIN, and no unit in the innermost module
-        that holds the sources of these pairs is registered after S. With NOTHING_LEFT (all other units of the source
+        """Return whether the model runs T after the targets of all pairs CERTAIN, and S is the last unit registered in
+        the innermost module that holds the sources of these pairs. With NOTHING_LEFT (all other units of the source
         have partners), S may be anywhere. False if it is not known when T or one of the targets runs.
         """
         if t.turn is None or any(a.turn is None or a.turn >= t.turn for a, _ in certain):
@@ -427,9 +431,9 @@ class Matcher:
         - The two names have words that exclude each other (`_excluding_words`).
         - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
           source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
-          (`Orders.between`) and before a certain pair.
-        - Only one of the two is an auxiliary layer by its name (`_is_beside`), unless equal names made the pair. With
-          WHOLE, only if it is the one of the source.
+          (`Orders.between`) and comes before both units of a certain pair.
+        - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
+          names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
         """
         self._parts_without_names(pairs)
@@ -462,15 +466,17 @@ class Matcher:
                 t.ask(ask(Reason.OTHER_WORDS, *conflict))
 
     def _strangers_among_namesakes(self, pairs: list[Pair]) -> list[Pair]:
-        """Return those of PAIRS whose two names differ without a good reason, while nearly all other names are equal
-        (`_other_names`). Such a target may be a new layer that only has the shape of the source.
+        """Return those of PAIRS whose two names differ without a good reason, while nearly all other names are equal:
+        equal paths below two prefixes (`Naming.exact`). If more than 20 percent are not, at most pairs of equal names
+        that say nothing ("0") are returned (`_other_names`). Such a target may be a new layer that only has the shape
+        of the source.
 
         The names differ if they have words that exclude each other, or if they are `_unlike`. In the second case, there
-        is a good reason if both last names mean one role (`_of_one_role`) or the module was renamed
-        (`_in_a_renamed_module`); these pairs are left out.
+        is a good reason if both last names mean one role (`_of_one_role`), or if the module was renamed, as other pairs
+        in it show (`_in_a_renamed_module`); these pairs are left out.
 
-        If the equal names are below two or more different couples of prefixes, a pair is not `_unlike` if its source is
-        in the same numbered list as the source of a pair of equal names below two different prefixes.
+        If pairs of equal names are below two or more couples of unequal prefixes (`text` and `language`), a pair is not
+        `_unlike` if its source is directly in the same numbered list as the source of one of those pairs.
         """
         renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
         strangers = self._other_names(pairs, renamed)
@@ -494,9 +500,9 @@ class Matcher:
         """Return those of PAIRS without equal names (not in `_namesakes`), together with some pairs of RENAMED. If both
         together are more than 20 percent of PAIRS, return only these pairs of RENAMED.
 
-        RENAMED are the namesakes below two different prefixes. If they are less than half of all namesakes, those
-        without a telling word below the prefixes are the pairs that are returned (`box_head.0` and `mask_head.0`: "0"
-        says nothing); else none of RENAMED is.
+        RENAMED are the pairs of equal names below two unequal prefixes (a prefix on one side alone does not count). If
+        they are less than half of all pairs of equal names, the ones returned are those without a telling word below
+        the prefixes (`box_head.0` and `mask_head.0`: "0" says nothing); else none of RENAMED is.
         """
         named, names = self._namesakes(pairs), self.naming.exact
         few = 2 * len(renamed) < len(named)
@@ -509,9 +515,9 @@ class Matcher:
         """Return whether the names of T and S differ so much that S may be another layer.
 
         - False if S is directly in one of ROWS, paths of lists of the source with renamed layers.
-        - Names that are neither similar (`SOME`) nor `related`: True; but False if S is the last layer of a source
-          whose keys are in a meaningful order, its path has no telling word and no number (`linear`), and the name of T
-          means "head".
+        - Names that are neither similar (`similarity` above `SOME`, 0.15) nor `related` (an equal label): True; but
+          False if S is the last layer of a source whose keys are in a meaningful order, its path has no telling word
+          and no number (`linear`), and the name of T means "head".
         - Names that are similar or related: True if they share no telling word (`_of_no_head`), and S is not the last
           layer of the source (`_is_end`), which is the output under any name. False if they are related, and the order
           of the source's keys means nothing, because it is not known then which layer is last.
@@ -533,10 +539,11 @@ class Matcher:
         self, pairs: list[Pair], undecided: list[tuple[list[Unit], list[Unit]]]
     ) -> list[tuple[list[Unit], list[Unit]]]:
         """Return those of UNDECIDED, cells as (targets, sources), that hold heads of another model. [] without PAIRS,
-        or if the names of a pair are not equal (`Naming.renamed`; a prefix that only one side has does not count).
+        or if the names of any pair are not equal (`Naming.renamed`; a prefix that only one side has does not count).
 
         A cell holds such heads if its two sides have different numbers of units, the model runs all its targets after
-        the targets of all PAIRS, and no target shares a telling word (`_of_no_head`) with a source of the cell.
+        the targets of all PAIRS (`_turn`: or has them later in its state dict, if it is not known when they run), and
+        no target shares a telling word (`_of_no_head`: not "head") with a source of the cell.
         """
         if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
@@ -550,13 +557,13 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[Pair]) -> list[Pair]:
-        """Return those of PAIRS whose target is a new head, which S only fits by its shape. Only pairs of different
-        names (`_strangers_among_namesakes`) are looked at; the others of PAIRS are called known here.
+        """Return those of PAIRS whose target T is a new head, which the source S only fits by its shape. Only pairs of
+        different names (`_strangers_among_namesakes`) are looked at; the others of PAIRS are called known here.
 
         T is a new head if the names of T and S exclude each other (a class token and a mask token), or if the model
-        runs T after the targets of all known pairs. If the two names of a known pair are not equal (`Naming.renamed`),
-        the second reason only counts if T and S are vectors behind layers without partners (`_behind_new`), or are both
-        in modules without other decided pairs (`in_unused_parts`).
+        runs T after the targets of all known pairs (`_turn`). If the names of any known pair are not equal
+        (`Naming.renamed`), the second reason only counts if T and S are vectors behind layers without partners
+        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -648,7 +655,8 @@ def _of_one_role(t: Unit, s: Unit) -> bool:
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
     """Return whether T and S have equal last names in modules of different names, and a pair in KNOWN is in these two
-    modules. The modules are the paths before the components that both have at the end; False if one has none left.
+    modules. The modules are the paths before the components that both have at the end: `enc` and `text` for
+    `enc.attn.q` and `text.attn.q`. False if one has none left.
     """
     same = common_start([t.path[::-1], s.path[::-1]])
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
@@ -666,7 +674,8 @@ def _of_no_head(unit: Unit) -> set[str]:
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
-    """Return the units of TARGETS that hold only buffers which code computes when the model is built (masks, indices).
+    """Return the units of TARGETS that hold buffers alone, such as masks and indices, which code computes when the
+    model is built.
 
     Left out are buffers that may be learned (a codebook, a moving mean under another name), because they are matched
     like other tensors: units with running statistics; units with a key whose last two components are those of a key of

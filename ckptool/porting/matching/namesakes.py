@@ -24,6 +24,7 @@ def namesakes(one: Canon, other: Canon) -> set[Name]:
 
     Two prefixes count for each other if at least 4 matrices (weights with two or more dimensions) below that of ONE
     have a namesake below that of OTHER, and these are at least 80 percent of the matrices below the prefix with fewer.
+    A matrix counts only for its shortest prefix with a namesake (`prefix_votes`).
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)

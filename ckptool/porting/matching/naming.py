@@ -72,9 +72,10 @@ class Naming:
 
     def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
         """Return (prefix of TARGETS, prefix of SOURCES, the pairs (target, source) of one colour with equal paths below
-        these) for the first two prefixes below which most paths agree; None if there are none. Looked at are the 12
-        couples of prefixes with the most votes of targets (`prefix_votes`), the most first, that have a vote of a
-        source, too. Pairs in lists that the two sides count differently (`_counted_alike`) are left out.
+        these) for the first couple of prefixes below which most paths agree; None if there is none. Looked at are the
+        12 couples with the most votes of targets, the most first, that have a vote of a source, too. A unit votes for
+        its shortest prefix below which the other side has its path and colour (`prefix_votes`). Pairs in lists that the
+        two sides count differently (`_counted_alike`) are left out.
 
         The two prefixes count if all of these are true:
         - There are two or more pairs: at least half as many as paths below the prefix of the side that has fewer; 90
@@ -131,10 +132,11 @@ class Naming:
         return changed
 
     def by_other_blocks(self) -> bool:
-        """Split cells by the decided pairs of other blocks: if `h.{}.a` is paired with `layers.{}.b` in other blocks,
-        and neither with anything else, `h.7.a` is paired with `layers.7.b`. Also by pairs of other modules: if `conv1`
-        is always paired with `first` in modules whose layers have the same names. `_places_in_blocks` has these ways;
-        the first that splits a cell ends the search. Return whether any cell was split.
+        """Split cells by decided pairs at the same place elsewhere: if `h.{}.a` is always paired with `layers.{}.b`,
+        and neither with anything else, the units `h.{}.a` of a cell get a new cell with its units `layers.{}.b`, if
+        these are equally many; their numbers are not compared. Also by pairs of other modules: if `conv1` is always
+        paired with `first` in modules whose layers have the same names. `_places_in_blocks` has these ways; the first
+        that splits a cell ends the search. Return whether any cell was split.
 
         A new pair gets the first open question, without its options, of the last decided pair at the same place that
         has a doubt.
@@ -171,9 +173,9 @@ class Naming:
         yield [own, _last_names_in_company(sides[1])], sure
 
     def by_series(self) -> bool:
-        """Split cells by the rule between numbers that certain pairs of a numbered series show (`Ways`): if `h.0.a` and
-        `h.1.a` are paired with `layers.0.b` and `layers.1.b`, `h.2.a` is paired with `layers.2.b`. Return whether any
-        cell was split.
+        """Split cells by the rule between numbers that two or more certain pairs of a numbered series show (`Ways`:
+        equal, shifted, or from the other end): if `h.0.a` and `h.1.a` are paired with `layers.0.b` and `layers.1.b`,
+        `h.2.a` is paired with `layers.2.b`. Return whether any cell was split.
 
         If that splits nothing, the rules of other series in the same two modules count (`Ways.beside`), for cells with
         equally many units of both sides that are one series on each side. Such a rule has to take the numbers of the
@@ -197,8 +199,9 @@ class Naming:
 
     def by_words_beside(self) -> bool:
         """Split cells with equally many units of both sides by the one word in which the names of the units of each
-        side differ: if `left.a` is certainly paired with `x.a`, `left.b` is paired with `x.b`. A cell is split only if
-        certain pairs show the partner word for each such word (`translation`). Return whether any cell was split.
+        side differ: if `left.a` and `right.a` are certainly paired with `x.a` and `y.a`, `left.b` and `right.b` are
+        paired with `x.b` and `y.b`. A cell is split only if certain pairs show the partner word for each such word
+        (`translation`). Return whether any cell was split.
         """
         known = [(t.path, s.path) for t, s in self.cells.certain()]
         changed = False

@@ -11,7 +11,7 @@ from ..forms.branches import flows_into
 from ..questions import Question, Reason, ask
 from ..words import common_start, label, table
 from .cells import Cells
-from .counting import Member, counted, direction, rows
+from .counting import counted, direction, rows
 from .evidence import Evidence, Kind
 from .levels import reason_against
 from .neighbours import Neighbours
@@ -65,7 +65,7 @@ class Orders:
         If the ranks put the units in another order than execution and registration do (`_order_conflict`), a cell is
         split only if both sides have the same numbers, and these do not count members of several lists
         (`_of_several_rows`). If no pair of the two series is decided yet, the units get the question of
-        `_doubt_of_numbers`, if it has one.
+        `_doubt_of_numbers`, if it has one (the forward pass, or a list beside it, speaks against equal numbers).
         """
         changed = False
         for targets, sources in self.cells.even():
@@ -83,8 +83,9 @@ class Orders:
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
         """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
-        cell; equal ranks are partners. None if `units.number_ranks` returns None; its result if TARGETS, or SOURCES,
-        are of several series.
+        cell; equal ranks are partners. None if `units.number_ranks` returns None (the paths of a side do not all have
+        equally many numbers, or all have the same; or the sides do not have equally many units of a rank); its result
+        if TARGETS, or SOURCES, are of several series.
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
@@ -97,7 +98,7 @@ class Orders:
             return ranks
         known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
-        if not known and (self._against_levels(targets, sources) < 0 or self._others_turned(targets)):
+        if not known and (self._against_levels(targets, sources) < 0 or self._others_turned(targets, sources)):
             sign = -1
             for unit in (*targets, *sources):
                 unit.backwards |= {row for row, _ in rows(unit.path)}
@@ -114,20 +115,30 @@ class Orders:
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
 
-    def _others_turned(self, targets: list[Unit]) -> bool:
+    def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
-        of them) from the other end: two or more couples of series (one of the target in this list, one of the source)
-        have pairs of two or more members of the list, and in all of them the numbers of the source fall while those of
-        the list rise. False if there is no list around TARGETS.
+        of them) from the other end: while the numbers of the target rise, those of the source fall, in its outermost
+        list around SOURCES, or if no pairs show how that is counted, in all of its outermost lists with such pairs.
+        These are of two or more couples of series (one of the target, one of the source). False if TARGETS are not in
+        several members of that list.
         """
-        around = rows(targets[0].path)
-        known: dict[tuple[Hashable, Hashable], list[Member]] = defaultdict(list)
+        if len({rows(t.path)[0][1] for t in targets if rows(t.path)}) < 2:
+            return False
+        around, own_list = rows(targets[0].path)[:1], {row for row, _ in rows(sources[0].path)[:1]}
+        members: dict[str, set[tuple[int, int]]] = defaultdict(set)
+        couples: dict[str, set[tuple[Hashable, Hashable]]] = defaultdict(set)
         for t, s in self.cells.pairs():
-            places = rows(t.path)
-            if around and places and places[0][0] == around[0][0] and s.numbers:
-                known[series(t), series(s)].append(((places[0][1],), s.numbers))
-        ways = [direction(pairwise(sorted(members))) for members in known.values() if len({*dict(members)}) > 1]
-        return len(ways) > 1 and {*ways} == {-1}
+            own, other = rows(t.path), rows(s.path)
+            if own and other and own[0][0] == around[0][0]:
+                members[other[0][0]].add((own[0][1], other[0][1]))
+                couples[other[0][0]].add((series(t), series(s)))
+        ways = {
+            row: direction(apart)
+            for row, found in members.items()
+            if (apart := [(a, b) for a, b in pairwise(sorted(found)) if a[0] != b[0] and a[1] != b[1]])
+        }
+        shown = {row: ways[row] for row in own_list & ways.keys()} or ways
+        return sum(len(couples[row]) for row in shown) > 1 and {*shown.values()} == {-1}
 
     def _doubt_of_numbers(self, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
         """Return the question about pairing TARGETS and SOURCES, members of two lists, by their numbers. It is asked if
@@ -242,7 +253,7 @@ class Orders:
         - ORDERS_DISAGREE if a later vote makes other pairs, no later vote of the numbers makes the same pairs, and
           nothing corroborates two or more of the pairs (`_corroborated`).
         - If the first vote is that of the numbers: ONLY_NUMBERS if the order of the source's keys means nothing and the
-          paths of the two sides have different numbers, else None. None, too, if the ranks are those of `_in_one_row`.
+          paths of the two sides have different numbers, else None. None, too, if `_number_ranks` has no ranks.
         - None if a later vote of the numbers makes the same pairs.
         - The result of `_doubt_of_order`.
         """
@@ -332,9 +343,10 @@ class Orders:
         """Return the question about T and S, units of CELL that directly follow BEFORE in an order: a pair, or "edge"
         if they are the first. TARGETS is the target's side of this order.
 
-        None if the names of T and S are similar or related, or if both are word tables. Else ONLY_FIRST if BEFORE is
-        "edge". Else ONLY_FOLLOWS if T is not of the series of the target of BEFORE. If it is: LEFT_OUT_OF_A_ROW if
-        `_left_in_the_middle`, because any unit of the row may be the one without a partner; else None.
+        None if the names of T and S are similar (a `similarity` above 0.15) or have an equal label (`related`), or if
+        both are word tables. Else ONLY_FIRST if BEFORE is "edge". Else ONLY_FOLLOWS if T is not of the series of the
+        target of BEFORE. If it is: LEFT_OUT_OF_A_ROW if any unit of CELL may be the one without a partner
+        (`_left_in_the_middle`); else None.
         """
         if similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s):
             return None
@@ -384,8 +396,9 @@ class Orders:
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether, in the order in which the two sides are TARGETS and SOURCES, the units directly before T and
-        S match, and the units directly after T and S match: they are a decided pair, in partner blocks, or two ends of
-        the order (see `between`).
+        S match, and the units directly after T and S match. Two units match if they are a decided pair, or if each is
+        paired with a unit in the other's block and T and S are not in these blocks; two ends of the order match, too.
+        False if the order lacks T or S.
         """
         before_t, after_t = self.sequences.neighbours(targets)
         before_s, after_s = self.sequences.neighbours(sources)

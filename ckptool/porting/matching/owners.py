@@ -32,8 +32,9 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Return pairs (target, source) of vectors: each source with the target that `_nearest` finds for it, and each
-        target with the source that it finds. Only open cells with equally many units of both sides are looked at. A
+        """Return pairs (target, source) of vectors: each vector that is named after a part (`norm_attn` after `attn`),
+        with the one vector of the other side that is nearest to the partner of this part (`_nearest`). First come those
+        named in the source, then those named in the target, for each open cell with equally many units of both sides. A
         vector may be in several pairs, and in none.
         """
         found: list[tuple[Unit | None, Unit | None]] = []
@@ -67,8 +68,8 @@ class Owners:
 
     def _named_after(self, unit: Unit, *, of_target: bool) -> list[Unit]:
         """Return the units of the part that the norm UNIT belongs to by its name: [the layer] that it is inside of, if
-        its last name has a word for a norm; else those of a module beside it (`_part`); [] if there is no such part.
-        OF_TARGET says which side UNIT is of.
+        its last name has a word for a norm (`lateral` for `lateral.norm`); else those of a module beside it (of `attn`
+        for `norm_attn`, `_part`); [] if there is no such part. OF_TARGET says which side UNIT is of.
         """
         layer = self._layers[of_target].get(unit.path[:-1])
         if layer is not None and not _norms().isdisjoint(cut(unit.last)):

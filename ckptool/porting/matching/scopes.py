@@ -15,7 +15,7 @@ from .evidence import Evidence, Kind
 from .levels import Levels, reason_against
 from .sequences import Sequences
 from .series import Series, Ways, common, members_of, series_of, translation
-from .units import Path, Unit, number_ranks, same_numbers
+from .units import Path, Unit, number_ranks, same_numbers, without_digits
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +62,8 @@ _Label = Callable[[Scope, bool], Hashable]
 
 class Scopes:
     """The modules of both sides that hold more than one unit, and their partners. A module with the same units as the
-    module around it is not among them; the outermost module is.
+    module around it is not among them; the outermost module is. Units of a colour that the other side lacks do not
+    count.
 
     Attributes:
         settled: whether the last call of `pair` paired none.
@@ -89,7 +90,8 @@ class Scopes:
     def pair(self, *, in_order: bool) -> None:
         """Pair scopes of the two sides that have no partner yet and hold equally many units of each cell, at least two
         units each: first counting the units of all cells, then only those of cells with equally many units of both
-        sides. `_pair_class` does it; with IN_ORDER, it also pairs by order.
+        sides. Several with equal contents are paired if the modules around them, words or numbers tell them apart, with
+        IN_ORDER also if only an order does (`_pair_class`); the others stay without a partner.
 
         Sets `settled`: True if no scope was paired. Sets `whole` of all scopes that it looks at: True for both scopes
         of a pair made while all cells counted, if both are `all`; else False.
@@ -127,11 +129,12 @@ class Scopes:
 
         - No scope of a side: nothing is done. One of each side: they are paired, unless pairs of modules around them
           exclude it (`_is_outside`).
-        - Several: nothing is done if they lie crosswise (`_crosswise`). Else the first function of `_labels` that
-          divides them does so: its values differ, and one of them, not None, is there on both sides equally often; if
-          the sides have equally many scopes, the division also has to be `fair`. Scopes with such a value are then
-          paired with each other in this same way; if the sides have equally many scopes, so are all that are left,
-          together.
+        - Several: nothing is done if one side has a list of modules with parts (`steps.0.scale`), and the other a list
+          for each part (`scale.0`, `_crosswise`). Else the first function of `_labels` that divides them does so: its
+          values differ, and one of them, not None, is there on both sides equally often; if the sides have equally many
+          scopes, any other value, but for None, has to be on one side only, the same side for all (`fair`). Scopes with
+          a value that is there equally often are then paired with each other in this same way; if the sides have
+          equally many scopes, so are all that are left, together.
         - Equally many scopes that no label divides: they are paired by their words (`_join_by_words`), or else, with
           IN_ORDER, by their order (`_pair_in_order`).
         """
@@ -182,10 +185,11 @@ class Scopes:
         return any(sign < 0 for sign, _ in self._counted.beside(own, theirs))
 
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
-        """Return functions that give a scope a label, to tell TARGETS and SOURCES apart, the most reliable first. The
-        labels are: the pair of scopes around it; for each group of words that exclude each other, its label there; its
-        place in a list that the two sides count from opposite ends; its path; its place in a series with a known rule
-        between numbers; with IN_ORDER, its place in a list (`_places_in_lists`); the numbers in its path.
+        """Return functions (scope, whether it is of the target) -> label, equal for partners, or None, that tell
+        TARGETS and SOURCES apart, the most reliable first. The labels are: the pair of scopes around it; for each
+        group of words that exclude each other, the label of its path there; its place in a list that the two sides
+        count from opposite ends; its path; its place in a series with a known rule between numbers; with IN_ORDER, its
+        place in a list (`_places_in_lists`); the numbers in its path.
 
         The last two are left out if `_other_end` has a question about TARGETS and SOURCES. The numbers are also left
         out if the paths of a side do not all have equally many numbers.
@@ -210,9 +214,10 @@ class Scopes:
         """Pair TARGETS and SOURCES, equally many scopes with equal contents, by the words that tell them apart. Return
         True if all were paired, False if none was.
 
-        Certain pairs of units show which word of the source means the same as a word of the target (`translation`); if
-        they show nothing, equal words decide (`_namesakes`). No scope is paired if neither finds a partner for all, or
-        if the pairs of modules around exclude one of the new pairs (`_is_outside`).
+        Certain pairs of units show which word of the source means the same as a word of the target (`translation`: if
+        `x.left` is paired with `y.l`, `left` means `l`); if they show nothing, words that both sides have decide
+        (`_namesakes`). No scope is paired if neither finds a partner for all, or if the pairs of modules around exclude
+        one of the new pairs (`_is_outside`).
         """
         known = ((t.path, s.path) for t, s in self.cells.certain())
         own, theirs = [t.path for t in targets], [s.path for s in sources]
@@ -248,12 +253,48 @@ class Scopes:
                 chosen = _from_the_end(targets, sources, numbered)
                 for unit, row in [(u, row) for s in (*targets, *sources) for u in s.units for row, _ in rows(s.path)]:
                     unit.backwards |= {row}
+        if chosen is votes[0][1] and (turned_lists := self._from_the_other_end(targets, chosen)) is not None:
+            chosen, doubt = turned_lists, doubt or ask(Reason.FROM_THE_OTHER_END)
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
             t.in_order = True
             if doubt:
                 for unit in t.units:
                     unit.ask(doubt)
+
+    def _from_the_other_end(self, targets: Sequence[Scope], chosen: Sequence[Scope]) -> list[Scope] | None:
+        """Return CHOSEN, the partners of TARGETS, with the members of lists of the source in the opposite order, for
+        those lists whose numbers then rise or fall along the targets, and do not with CHOSEN; None if there is no such
+        list. Pairs of other scopes in the same list count, too.
+
+        `blocks.5` is paired with `up.2.attn`, and `blocks.15` with `up.0.block`: so `blocks.4` and `blocks.6` are of
+        `up.2`, not of `up.1`. The paths of the targets have one number, and those of members of lists two or more.
+        """
+        if {len(numbers(t.path)) for t in targets} != {1}:
+            return None
+        kind = without_digits(targets[0].path)
+        paired = [(t, t.partner) for t in self.scopes[True] if t.partner is not None and without_digits(t.path) == kind]
+        lists: dict[Path, list[int]] = defaultdict(list)
+        for at, s in enumerate(chosen):
+            if (around := _outer_list(s.path)) is not None and len(numbers(s.path)) > 1:
+                lists[around].append(at)
+        made = list(chosen)
+        for around, places in lists.items():
+            members = {_member(chosen[at].path, around): chosen[at] for at in places}
+            outer = sorted({number for number, _ in members})
+            turned = dict(zip(outer, reversed(outer), strict=True))
+            other = {at: members.get((turned[n], rest)) for (n, rest), at in zip(members, places, strict=True)}
+            known = [(numbers(t.path), _member(s.path, around)[0]) for t, s in paired if _outer_list(s.path) == around]
+            own = [numbers(targets[at].path) for at in places]
+            as_they_are = [n for n, _ in members]
+            if (
+                known
+                and None not in other.values()
+                and not _one_way(sorted([*known, *zip(own, as_they_are, strict=True)]))
+                and _one_way(sorted([*known, *zip(own, (turned[n] for n in as_they_are), strict=True)]))
+            ):
+                made = [other.get(at) or s for at, s in enumerate(made)]
+        return made if made != list(chosen) else None
 
     def _votes(self, targets: list[Scope], sources: list[Scope]) -> list[_Vote]:
         """Return (name of an order, partners) for each order of TARGETS and SOURCES, equally many scopes: the partners
@@ -307,10 +348,10 @@ class Scopes:
         number.
 
         If scopes of the two lists are paired already, these pairs decide (`counted`), and there is a question only for
-        opposite ends. Else the result of `Levels.against` decides: 0 means False, 1 means False and a question, -1
-        means True and a question. For 0, there is a question, too, if the model runs the list from its last member to
-        its first (`Levels.runs_back`), or if another list beside it is counted from opposite ends
-        (`counts_back_beside`).
+        opposite ends. Else what the forward pass shows (`Levels.against`) decides: 0 (nothing speaks against equal
+        numbers) means False, 1 (something does) False and a question, -1 (the source counts from the other end) True
+        and a question. For 0, there is a question, too, if the model runs the list from its last member to its first
+        (`Levels.runs_back`), or if another list beside it is counted from opposite ends (`counts_back_beside`).
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
@@ -423,9 +464,25 @@ class Scopes:
         return found
 
 
+def _outer_list(path: Path) -> Path | None:
+    """Return the path of the outermost list around the module PATH; None if there is none."""
+    return next((path[:at] for at, component in enumerate(path) if component.isdecimal()), None)
+
+
+def _member(path: Path, around: Path) -> tuple[int, Path]:
+    """Return (number, rest of PATH) for the module PATH in the list AROUND."""
+    return int(path[len(around)]), path[len(around) + 1 :]
+
+
+def _one_way(pairs: Sequence[tuple[tuple[int, ...], int]]) -> bool:
+    """Return whether the second numbers of PAIRS rise or fall in this order; equal ones may follow one another."""
+    values = [value for _, value in pairs]
+    return values in (sorted(values), sorted(values, reverse=True))
+
+
 def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether T and S share more words and labels than T with any other of SOURCES, and than S with any other of
-    TARGETS.
+    """Return whether the paths of T and S share a word or label, and more of them than T with any other of SOURCES, and
+    than S with any other of TARGETS.
     """
     own = _shared_words(t, s)
     return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(

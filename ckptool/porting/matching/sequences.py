@@ -69,8 +69,9 @@ class Sequences:
 
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
         """Return how well the order NAME agrees on both sides, 0 to 1: how many couples of neighbours in TARGETS have a
-        couple of neighbours of the same two colours in SOURCES, each counted once, divided by the number of couples of
-        the shorter side. It is computed once for each name, and noted for `credit_of`.
+        couple of neighbours of the same two colours, first and second, in SOURCES, each counted once, divided by the
+        number of couples of the shorter side; 0 if a side has no two units. It is computed once for each name, and
+        noted for `credit_of`.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))

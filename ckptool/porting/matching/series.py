@@ -38,7 +38,7 @@ def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
 
 
 def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
-    """Return series -> the numbers that PATHS have in it."""
+    """Return series -> the numbers that PATHS have in it: {"h.{}": {0, 1}} for `h.0` and `h.1`."""
     found: dict[Series, set[int]] = defaultdict(set)
     for path in paths:
         for series, number in series_of(path):
@@ -223,7 +223,8 @@ def translation(
     Returns:
         Path of the target -> path of the source, for all of OWN. None if the paths of a side do not differ in exactly
         one word (`_apart`), if these words are numbers on both sides, or if the known pairs show no translation of all
-        words, or different ones.
+        words, or several different ones. Known pairs (equal but for these words) that translate only some of the
+        words, or one word in two ways, do not count.
     """
     ours, others = _apart(own), _apart(theirs)
     if ours is None or others is None or all(word.isdecimal() for word in (*ours, *others)):

@@ -289,8 +289,8 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
 
 
 def _meaningful(unit: Unit) -> set[str]:
-    """Return the words of UNIT that mean something (no numbers, no words for containers, not "weight", "bias", "proj"
-    or "layer"), and "GROUP:LABEL" for each label of its words.
+    """Return the words of UNIT, in the singular, that mean something (no numbers, no words for containers, not
+    "weight", "bias", "proj" or "layer"), and "GROUP:LABEL" for each label of its words.
     """
     said = singular(unit.words)
     words = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]

@@ -43,7 +43,7 @@ class Slice(Cut):
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `slice(x, dim, start, stop)`: those of x, with stop - start in dimension dim. Raise
-        RuleError if x has no such elements.
+        RuleError if x does not have all of these elements, or if stop is not above start.
         """
         (shape,), (dim, start, stop) = shapes, params
         fits = 0 <= dim < len(shape) and 0 <= start < stop <= shape[dim]
@@ -163,6 +163,7 @@ class OfHeads(Cut):
     without j, part i alone.
 
     The rows of a fused projection are often stored head by head: queries, keys and values of head 0, then of head 1.
+    For 12 heads, `of_heads(x, 12, 3, 0)` has the queries of all heads.
     """
 
     name, usage = "of_heads", "of_heads(x, heads, n, i[, j])"

@@ -236,8 +236,9 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
     the one weight that is WHOLE, or N weights of one size that make it up; for other ROWS, that N is skipped.
 
     If ROWS is one weight, its parts come in each other order. For two and three parts and each usual number of heads
-    that divides a part (also with each row as a head), WHOLE is taken to hold the parts head by head, and they are put
-    part by part, in each order; if ROWS is one weight, its parts are also joined head by head, in each order.
+    above 1 that divides a part (2 to 32, `_HEAD_COUNTS`; also with each row as a head), WHOLE is taken to hold the
+    parts head by head, and they are put part by part, in each order; if ROWS is one weight, its parts are also joined
+    head by head, in each order.
     """
     for n in (3, 2, 4):
         if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len({r.rows for r in rows}) > 1)):
@@ -261,8 +262,9 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
 
 def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
     """Yield (label, [queries, keys, values]) for ROWS, three weights cut from WHOLE, which is taken to hold, for each
-    head of the keys, several queries, a key and a value: one for each usual number of heads that divides the keys.
-    Nothing unless the last two of ROWS have one size, and the first is larger and a multiple of it.
+    head of the keys, several queries, a key and a value: one for each usual number of heads (1 to 32, `_HEAD_COUNTS`)
+    that divides the rows of the keys. Nothing unless the last two of ROWS have one size, and the first is larger and a
+    multiple of it.
     """
     if len(rows) != 3 or rows[1].rows != rows[2].rows or rows[0].rows <= rows[1].rows or rows[0].rows % rows[1].rows:
         return
@@ -278,10 +280,10 @@ def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     embedding. The function takes the rows of GROUP, layers with one input, and returns them with those of queries and
     keys reordered (see `turned`).
 
-    There is one for each two layers of GROUP that may be queries and keys, each usual size of heads that divides the
-    rows of both, and each of the orders "half" and "interleaved". If just two layers are named as queries or keys, they
-    come first. All other pairs follow if GROUP has fewer than five layers. A layer alone, whose rows three divides, is
-    taken to hold queries, keys and values.
+    There is one for each two layers of GROUP that may be queries and keys, each usual number of rows of a head (twelve
+    from 2 to 128, `_HEAD_SIZES`) that divides the rows of both, and each of the orders "half" and "interleaved". If
+    just two layers are named as queries or keys, they come first. All other pairs follow if GROUP has fewer than five
+    layers. A layer alone, whose rows three divides, is taken to hold queries, keys and values, a third each.
     """
     said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
     named = [i for i, part in enumerate(said) if part in ("q", "k")]

@@ -152,7 +152,8 @@ def causes(
 ) -> tuple[list[Setting], Sharp | None, Sharp | None]:
     """Return (the settings that differ and are causes, the comparison of both models in float64 before any setting was
     changed, the comparison with all of these changed). A cause is a setting (eps, activation) with which more agrees
-    once the model has its value from the source's code. At most four are found, each on top of those before it.
+    (`Sharp.is_ahead_of`) once the model has its value from the source's code. At most four are found, each on top of
+    those before it; if none is found, both comparisons are the same one.
 
     ([], None, None) if no setting that can be tried differs, or if the models cannot be run in float64. The model keeps
     the changed settings until `restored` is called. SEEN is the flow of the model with ENTRIES in float32.

@@ -74,8 +74,9 @@ class Derived:
         return None
 
     def _joined(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
-        """Return the expression of NAME ("cat" or "stack") of the tensors ARGS[0], of sizes SHAPE, along the dimension
-        in ARGS[1] or KWARGS (else 0). None if one of the tensors has no expression, or if they are more than 64.
+        """Return the expression of NAME ("cat" or "stack") of the tensors ARGS[0] along the dimension in ARGS[1] or in
+        KWARGS (else 0). SHAPE has the sizes of the result. None if one of the tensors has no expression, or if they are
+        more than 64.
         """
         dim = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(shape)
         parts = [self._whole(one) for one in args[0]]
@@ -102,11 +103,12 @@ class Derived:
         return None if inner is None else _broadcast(inner, small, shape)
 
     def _arithmetic(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], shape: Shape) -> Expr | None:
-        """Return the expression of NAME ("add", "sub", "mul" or "div") of the first two of ARGS, of sizes SHAPE: two
-        tensors with expressions, or one and a number.
+        """Return the expression of NAME ("add", "sub", "mul" or "div") of the first two of ARGS: two tensors with
+        expressions, or one and a number (also a tensor without dimensions). SHAPE has the sizes of the result.
 
         None if neither has an expression, or one is a tensor with dimensions without one; for a tensor divided by a
-        tensor; for a number minus a tensor or divided by one; and if KWARGS has an `alpha` other than 1.
+        tensor; for a number minus a tensor or divided by a tensor; for a factor that is 0 or not finite; and if KWARGS
+        has an `alpha` other than 1.
         """
         if kwargs.get("alpha", 1) != 1:
             return None
@@ -120,7 +122,9 @@ class Derived:
         return None
 
     def _of_two(self, name: str, one: Expr, other: Expr, shape: Shape) -> Expr:
-        """Return the sum, difference or product, by NAME, of ONE and OTHER, repeated to sizes SHAPE."""
+        """Return ONE plus, minus or times OTHER, by NAME ("add", "sub", "mul"), both repeated to sizes SHAPE as torch
+        does (broadcasting).
+        """
         second = ex.scale(other, -1.0) if name == "sub" else other
         parts = [self._on_the_right(x, shape) for x in (one, second)]
         large, small = sorted(parts, key=lambda x: -prod(ex.shape_of(x, self.shapes)))

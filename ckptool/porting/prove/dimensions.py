@@ -26,7 +26,8 @@ _CUTS, _MADE, _MOST = 2, 4000, 48
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way from a family of tensors to another.
+    """One way from a family of tensors to another. From one tensor of [6] to one of [2, 3], the factors are ((), (2,
+    3)), and the order is ((), (0,), (1,)).
 
     Attributes:
         factors: for each dimension of the first family (the members first), its factors.
@@ -50,7 +51,7 @@ class Way:
 
     def _numbers(self) -> list[tuple[int, ...]]:
         """Return, for each dimension of the first family, the numbers of its factors, counted from 0 through all
-        dimensions.
+        dimensions: for factors ((2,), (3, 4)) it is [(0,), (1, 2)].
         """
         out, at = [], 0
         for factors in self.factors:
@@ -151,8 +152,8 @@ def _cut(
 
 
 def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[int], shape: Shape) -> Expr:
-    """Return X, whose dimensions have the factors NOW, with the factors in the order THEN, reshaped to SHAPE. SIZES has
-    the size of each factor.
+    """Return X with its factors in another order, reshaped to SHAPE. NOW has the numbers of the factors of X in their
+    order, THEN the same numbers in the new order; SIZES has the size of each factor by its number.
     """
     if list(now) != list(then):
         places = [list(now).index(one) for one in then]
@@ -167,8 +168,8 @@ def _ordered(x: Expr, now: Sequence[int], then: Sequence[int], sizes: Sequence[i
 def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
     """Return up to 48 ways from one family of equal tensors to another, the cheapest first, none twice. HAVE and WANT
     are (number of members, sizes of one member …) of the two families. Dimensions are cut into factors as in
-    `_factored`; the search ends once more than 4,000 ways are found. () if the numbers of elements differ or are 0, or
-    if HAVE or WANT has more than seven numbers.
+    `_factored`; at most 200 ways count for the same cuts, and the search ends once more than 4,000 are found. () if the
+    numbers of elements differ or are 0, or if HAVE or WANT has more than seven numbers.
     """
     if prod(have) != prod(want) or 0 in have or len(have) > 7 or len(want) > 7:
         return ()
@@ -186,8 +187,9 @@ def ways(have: Shape, want: Shape) -> tuple[Way, ...]:
 
 def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
     """Yield SHAPE with a tuple of factors for each dimension: first all uncut, then with one and with two dimensions
-    cut into two factors, then with one cut into three (`[8]` -> `[(8,)]`, `[(2, 4)]`, `[(4, 2)]`, `[(2, 2, 2)]`). A
-    dimension of 1 has no factors, ().
+    cut into two factors, then with one cut into three (`[8]` -> `[(8,)]`, `[(2, 4)]`, `[(4, 2)]`, `[(2, 2, 2)]`).
+    Factors of a cut are larger than 1, and all but the last at most 128: 1,024 is cut into (2, 512), but not into (512,
+    2). A dimension of 1 has no factors, ().
     """
     plain: list[tuple[int, ...]] = [(size,) if size > 1 else () for size in shape]
     for count in range(_CUTS + 1):
@@ -295,8 +297,9 @@ def _faces(dims: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _framed(parts: MappingOf[tuple[int, ...], Expr], dims: Sequence[int], first: Sequence[bool]) -> Expr:
-    """Return the core, PARTS[()], with the other PARTS around it along DIMS, each by the dimensions along which it has
-    size 1 (see `_faces`). FIRST says of each dimension whether its border comes first.
+    """Return one tensor of PARTS: the core, PARTS[()], with the parts of its border first or last along DIMS. Each part
+    has the dimensions along which it has size 1 as its key (`_faces`): (0,) and (1,) for the edges, (0, 1) for the
+    corner of both. FIRST says of each of DIMS whether its border comes first.
     """
     if not dims:
         return parts[()]

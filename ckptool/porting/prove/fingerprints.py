@@ -29,7 +29,9 @@ _AT_ONCE = 1 << 20
 
 
 def _of_rows(values: torch.Tensor) -> torch.Tensor:
-    """Return the fingerprints of the channels along the first dimension of VALUES."""
+    """Return `fingerprints` of VALUES, which has elements, along its first dimension, all computed at once: six numbers
+    per channel, in float64.
+    """
     x = values.double().reshape(len(values), -1)
     x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)  # masked places
     squares = x * x

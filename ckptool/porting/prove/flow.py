@@ -245,7 +245,9 @@ def _all_zero(several: Iterable[torch.Tensor]) -> frozenset[int]:
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
-    """Return USE over other keys, by MADE_OF, as in `Flow.renamed`."""
+    """Return USE with its weights as expressions over other keys, as `Flow.renamed` does: MADE_OF has old key -> its
+    expression over the new keys. A weight with an old key that is not in MADE_OF has no expression then.
+    """
     held = {}
     for role, one in use.held.items():
         keys = dict.fromkeys(key for own in one.keys for key in (made_of[own].keys() if own in made_of else ()))
@@ -277,8 +279,8 @@ def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the fingerprints of a tensor that comes in PARTS of equal size (fingerprints each, of the same channels),
-    as if it were in one piece.
+    """Return the fingerprints (one row of six numbers per channel) of a tensor that comes in parts of equal size, as if
+    it were in one piece. PARTS has the fingerprints of each part, with the same channels in the same order.
     """
     x = torch.stack(list(parts))
     cubes = (x[..., 3] ** 3).mean(0)

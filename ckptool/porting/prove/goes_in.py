@@ -25,8 +25,9 @@ _JOINED = 8
 
 def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
     """Return (layer of the source's code, order) for each layer there with the same input channels, in any order, as F,
-    a layer of the model, and of a like kind (see `Use.is_like`). ORDER has, for each channel of the input of F, its
-    index in the input there. [] if there is no such layer, or if the input of F is not known.
+    a layer of the model, and of a like kind (the same kind, or both are matrices: `Use.is_like`). ORDER has, for each
+    channel of the input of F, its index in the input there. [] if there is no such layer, or if the input of F is not
+    known.
 
     Of several runs of the same weights the first counts. If F runs again and again, as in a loop, the inputs of its
     first run and of all runs together may fit as well; so may those of all runs together of a layer there.
@@ -165,8 +166,8 @@ def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
     the weights of a layer of the source's code that takes these channels and more. Nothing unless F is a norm, scale,
     shift or depthwise convolution, and its input is known.
 
-    A layer of the source's code counts if it is like F (`Use.is_like`), and all of its weights have one element per
-    channel of its input.
+    A layer of the source's code counts if it is of the kind of F, and all of its weights have one element per channel
+    of its input.
     """
     if f.kind not in VECTORS or f.taken is None:
         return
@@ -189,8 +190,9 @@ def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
     """Yield the change (label, key -> expression) that gives each key of F, a layer of the model, a copy of one key of
     S, a layer of the source's code: the keys of one role (weight, bias) in sorted order on both sides.
 
-    It is for weights that the model computes from keys: nothing unless F has one. Nothing either if S lacks a role of
-    F, if numbers of keys or sizes differ, or if the keys have these expressions already.
+    It is for weights that the model computes from keys, by a sum or a product, or as no expression does
+    (`Held.is_computed`): nothing unless F has one. Nothing either if S lacks a role of F, if numbers of keys or sizes
+    differ, or if the keys have these expressions already.
     """
     if not any(held.is_computed for held in f.held.values()):
         return
@@ -239,7 +241,8 @@ def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
 
 def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that fill the other keys of F, a layer of the model with a weight that
-    its code computes from keys, if some keys of F have their sources already. Nothing for other layers.
+    its code computes from keys (`Held.is_computed`: by a sum or a product, or as no expression does), if some keys of F
+    have their sources already. Nothing for other layers.
 
     A layer of the source's code counts if it reads sources of some keys of F. The other keys of F and the other keys of
     that layer, equally many and at most four, are paired in every order: copied if the sizes are equal, transposed if
@@ -264,8 +267,8 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
 
 def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
     """Return the change, as key -> expression, that gives each key of the model in OWN the key of the source in the
-    same place of THEIRS, transposed if its sizes ask for it. TURNED transposes square matrices, too. None if sizes
-    differ.
+    same place of THEIRS: as it is if their sizes are equal, transposed if they are swapped. With TURNED, square
+    matrices are transposed, too. None if one fits neither way.
     """
     new: dict[str, Expr] = {}
     for key, other in zip(own, theirs, strict=True):

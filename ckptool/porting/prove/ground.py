@@ -44,7 +44,7 @@ class Ground:
     @property
     def next_uses(self) -> list[Use]:
         """Return the layers of the source's code that come next: the model gives the outputs of all layers directly
-        before them, but not their own output. They are found at the first call.
+        before them (if there are any), but not their own output. [] if there are none. They are found only once.
         """
         if self._next is None:
             given = [self.own.gives(use.given) for use in self.theirs.uses]

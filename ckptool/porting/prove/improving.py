@@ -61,9 +61,9 @@ def search(
     helps, or the limits of TRIAL are reached.
 
     SEEN is the flow of the model with ENTRIES, VERDICT compares it with EXPECTED, the flow of the source's code. SEEN
-    and EXPECTED are in float64 if TRIAL compares finely (`Trial.finely`). MOST trials may be in vain, fewer for models
-    with many uses of weights, but at least 80; this becomes the `patience` of TRIAL, and trials in vain before this
-    search count.
+    and EXPECTED are in float64 if TRIAL compares finely (`Trial.finely`). At most MOST trials may be in vain, and at
+    most 15,000 divided by the number of uses of weights, but at least 80: this becomes the `patience` of TRIAL; trials
+    in vain before this search count, too.
 
     Returns:
         (the entries, the flow of the model with them, the verdict about it, the labels of the changes that were kept,
@@ -110,7 +110,7 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
     """Yield changes (label, key -> expression) for the weights of FRONTS, the layers at which the models diverge, or of
     layers before them, until the limits of TRIAL are reached. There are four steps: the likeliest changes (`_for_all`;
     without FRONTS, of the last layers before the outputs), then unused tensors of the source (`from_unused`), then
-    `_others` for each layer, then two changes at once (`twice`) for the first two of FRONTS.
+    up to 200 of `_others` for each layer, then up to 400 pairs of changes (`twice`) for each of the first two FRONTS.
 
     Changes with a label in CHANGED, which worked elsewhere, come before all steps, and again in their step. Of unused
     tensors, which take long, only if a change with them worked. Changes are made one by one as they are asked for.
@@ -130,8 +130,9 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
 
 
 def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
-    """Yield the likeliest changes (label, key -> expression): first some that change all FRONTS at once (the layers at
-    which the models diverge), or, without FRONTS, the last layers before the outputs; then up to 200 for each layer of
+    """Yield the likeliest changes (label, key -> expression): first some of the whole mapping (`without_shifts`,
+    `cut_from_few`); then, if there are several FRONTS (layers at which the models diverge), some that change all of
+    them at once, or, if there are none, some of the last layers before the outputs; then up to 200 for each layer of
     APART (`_likely`), then those for recurrent layers (`_of_a_loop`).
 
     APART is FRONTS with at most four runs of the same keys. All but the first few changes end when the limits of TRIAL
@@ -177,9 +178,9 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
 
 
 def _others(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield less likely changes (label, key -> expression) of F, a layer of the model, or of layers before it: sums
-    with 1, weights of equal sizes, and rearranged rows of the layers before it (`arrangements`). The last come first
-    if no layer of the source's code has the input of F. Nothing if F has a low-rank adapter.
+    """Yield less likely changes (label, key -> expression) of F, a layer of the model, or of layers before it: 1 is
+    added or subtracted, weights of equal sizes, rearranged rows of the layers before F (`arrangements`; these first, if
+    no layer of the source's code has the input of F). Nothing if F has a low-rank adapter.
     """
     if _is_adapted(ground, f):
         return
@@ -199,8 +200,9 @@ def _is_adapted(ground: Ground, f: Use) -> bool:
 
 def _of_a_loop(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """Yield up to two changes (label, key -> expression) that fill keys without a source from unused tensors, if one of
-    FRONTS runs in a loop (`_runs_in_a_loop`), else nothing: of the eight cheapest fillings (`fillings`), the two that
-    fill most keys. The state of a recurrent layer depends on all of its keys, so its gates show only if all are filled.
+    FRONTS runs in a loop (several times, and its last run takes what an earlier one gave); else nothing. They are, of
+    the eight cheapest fillings (`fillings`), the two that fill most keys. The state of a recurrent layer depends on all
+    of its keys, so its gates show only if all are filled.
     """
     if any(_runs_in_a_loop(ground.own, use) for use in fronts):
         likeliest = fillings(ground, fronts)[:_LIKELIEST]
@@ -275,8 +277,10 @@ def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, e
     """Load the change NEW (key -> expression) of STATE, called LABEL, into the model, run it, and return the state
     after the change if more agrees with EXPECTED, the flow of the source's code, than in STATE; else None.
 
-    If TRIAL has a check (`confirms`), that has to say yes, too. In a fine search (`finely`), the number of inputs and
-    outputs of layers that agree decides. If None is returned after a run, TRIAL counts one more miss (`misses`).
+    More agrees if the outputs are equal, or if more of them and of the inputs and outputs of layers agree
+    (`Verdict.is_ahead_of`). If TRIAL has a check (`confirms`), that has to say yes, too. In a fine search (`finely`),
+    only the number of inputs and outputs of layers that agree decides. If None is returned after a run, TRIAL counts
+    one more miss (`misses`).
 
     None without a run if NEW changes nothing, if the search is over, or if TRIAL has a check, which lets only keys
     without a source change, and NEW changes others. The model keeps the weights of the last run.

@@ -30,8 +30,8 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
     layers before its partner in the source's code, at most 32 for each partner. Keys that had these weights get the
     old ones of these layers.
 
-    Its partner is the layer that reads all sources of the keys of F. If there is none, each layer that comes next there
-    (`Ground.next_uses`) and is like F is tried as its partner, and F gets its weights, too.
+    A partner of F is a layer that reads all sources of the keys of F. If there is none, each layer that comes next
+    there (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too.
     """
     for s, is_known in _partners(ground, f):
         more: list[_Pair] = [] if is_known else [([f], [s])]
@@ -122,9 +122,9 @@ def _pairings(mine: Sequence[Use], others: Sequence[Use]) -> Iterator[list[_Pair
     """Yield ways to pair the layers MINE of the model with the layers OTHERS of the source's code, each as a list of
     (layers of the model, layers of the source's code).
 
-    If they are equally many: one by one, in each order in which all pairs are alike (`_are_alike`). Else, if all are
-    matrices and the rows of both sides add up to the same number: one pair of all with all, in each order of OTHERS.
-    Nothing in other cases.
+    If they are equally many: one by one, in each order in which all pairs are alike (`_are_alike`: of like kinds, with
+    as many channels). If not, but all are matrices and the rows of both sides add up to the same number: one pair of
+    all with all, in each order of OTHERS. Nothing in other cases.
     """
     if len(mine) == len(others):
         for order in permutations(others):

@@ -19,14 +19,14 @@ _MOST = 2000
 
 def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
     """Return a row for each layer of the model, in the order of execution, that compares its output with the output of
-    the layer of the source's code with the same weights (`_counterpart`). Only the first 2,000 uses of weights count.
-    Successive uses with the same two modules share a row, with the larger difference.
+    the layer of the source's code that reads most of its sources (`_counterpart`). Only the first 2,000 uses of weights
+    count. Successive uses with the same two modules share a row, with the larger difference. [] if there are none.
 
     EXPECTED is the flow of the source's code, SEEN that of the model with ENTRIES (key -> entry).
 
     Returns:
         {"layer", "source", "difference", "first"} for each: the module of the model; that of the source's code (None if
-            no layer there has these weights); how far the outputs are apart, relative to the largest (see
+            no layer there reads its sources); how far the outputs are apart, relative to the largest (see
             `_difference`; 0 if there is no such layer and the source's code gives all channels somewhere, None if
             nothing can be compared); and whether the models diverge here, by VERDICT.
     """

@@ -66,8 +66,9 @@ class Measured:
 def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
-    """Return how far the outputs of two models are apart, in float64. None if no two outputs can be compared
-    (`of_one_size`), or if a model has not equally many outputs in float32 and in float64.
+    """Return how far the outputs of two models are apart, in float64. None if no two outputs can be compared: they need
+    equally many numbers, and more than one unless each model has one output only (`of_one_size`). None also if a model
+    has not equally many outputs in float32 and in float64.
 
     Each output of the source's code is compared with the nearest output of the model, and the worst of these
     comparisons counts; then each output of the model likewise with those of the source's code. The better of the two is
@@ -108,7 +109,7 @@ def _measured(a: torch.Tensor, b: torch.Tensor, noise: float) -> Measured:
     """Return the difference between A, an output of the source's code, and B, one of the model, both in float64 and
     with equally many numbers; the dimensions of A are taken in the order in which it is least (`orders`).
 
-    NOISE is how far rounding in float32 moves either. Its bound is four times NOISE (at least that of one rounding of
+    NOISE is how far rounding in float32 moves either. The bound is four times NOISE (at least that of one rounding of
     the largest number of A), but at most a thousandth of the largest number of A.
     """
     difference = min(_apart(x, y) for x, y in orders(a, b))

@@ -42,7 +42,9 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 
 def _with_equal_doubts(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """Return the guessed entries with options among ENTRIES, in groups with the same open questions."""
+    """Return the guessed entries with options among ENTRIES, in groups with the same open questions (equal reasons and
+    names, as in `Question.asked`; their options may differ). A group may have one entry; [] if there are none.
+    """
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         if entry.status == "guessed" and entry.rivals:
@@ -53,9 +55,10 @@ def _with_equal_doubts(entries: Iterable[Entry]) -> list[list[Entry]]:
 def without_factors(
     entries: MappingOf[str, Entry], before: Iterable[Entry], shapes: MappingOf[str, Shape]
 ) -> dict[str, Expr]:
-    """Return the change, as key -> expression, that takes factors out again that trials have put in: for each key whose
-    expression in ENTRIES has a factor (`scale`) and is not that in BEFORE, the entries before any trial, unless that
-    had a factor, too. {} if there are none. SHAPES has the sizes of the source.
+    """Return the change, as key -> expression, that takes factors out again that trials have put in. It has each key
+    whose expression in ENTRIES (key -> entry) has a factor (as `unscaled` finds it: `scale(a, 2.0)`) and is not that in
+    BEFORE, the entries before any trial, unless the old expression had a factor, too. {} if there are none. SHAPES has
+    the sizes of the source.
 
     One code multiplies a weight by a number on each call, and the other does not. What the layer gives directly is
     equal only with that factor in the weight, but a norm, or code that gives weights a length of its own, takes it out.
@@ -173,8 +176,9 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
 def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that put the rows of all queries and keys of MADE, pairs (entry, its
-    expression), into the "half" or the "interleaved" order of a rotary embedding: two changes for each usual width of
-    heads that divides the rows of all of them. Queries and keys are told by their names (`_part`); nothing without any.
+    expression), into the "half" or the "interleaved" order of a rotary embedding: two changes for each width of
+    heads in `_HEAD_SIZES` (4 to 128) that divides the rows of all of them. Queries and keys are told by their names
+    (`_part`); nothing without any.
     """
     attention = [(e, x) for e, x in made if _part(e) in ("q", "k")]
     for head in _HEAD_SIZES if attention else ():
@@ -186,8 +190,8 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
 
 def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that cut parts from fused tensors of the source head by head, not as one
-    block of rows each: first thirds, then halves, one change for each usual number of heads that divides the rows of
-    all parts. All parts of MADE, pairs (entry, its expression), change at once.
+    block of rows each: first thirds, then halves, one change for each number of heads in `_HEAD_COUNTS` (2 to 32) that
+    divides the rows of all parts. All parts of MADE, pairs (entry, its expression), change at once.
 
     A part is an entry that is cut from a tensor as its first, second or (of thirds) third block of N rows, where N is
     the number of rows of the entry.
@@ -203,10 +207,10 @@ def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]
 
 
 def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), one for each usual number of heads, in which two or three tensors that
-    are concatenated along the rows now are joined head by head. MADE has pairs (entry, its expression); all entries
-    with such an expression change at once, if the number of heads divides the rows of a part (the change may be empty).
-    If some of them are guessed, only these change.
+    """Yield changes (label, key -> expression), one for each number of heads in `_HEAD_COUNTS`, in which two or three
+    tensors that are concatenated along the rows now are joined head by head. MADE has pairs (entry, its expression);
+    all entries with such an expression change at once, if the number of heads divides their rows per part (if it
+    divides none, the change is empty). If some of them are guessed, only these change. Nothing without any.
     """
     fused = [(e, joined) for e, x in made if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
     fused = [one for one in fused if one[0].status == "guessed"] or fused  # what is certain stays, if something is not
@@ -216,12 +220,13 @@ def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Exp
 
 
 def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield two changes (label, key -> expression) for each usual number of heads. One puts the three parts of fused
-    projections, which are one after the other, head by head; the other takes them for head by head, and puts them one
-    after the other.
+    """Yield two changes (label, key -> expression) for each number of heads in `_HEAD_COUNTS`. One puts the three
+    parts of fused projections, which are one after the other, head by head; the other takes them for head by head, and
+    puts them one after the other.
 
-    MADE has pairs (entry, its expression). All fused projections (by their names) change at once that are whole tensors
-    of the source and have thirds whose rows the number of heads divides. Nothing for a number without any.
+    MADE has pairs (entry, its expression). All fused projections (by their names, `_is_fused`) change at once that are
+    copies of a tensor of the source and have thirds whose rows the number of heads divides; a number of heads that
+    divides none gives no changes.
     """
     whole = [(e, x, e.shape[0] // 3) for e, x in made if x.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS:
@@ -255,8 +260,8 @@ def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     flattened with their channels last ("nhwc"), or first ("nchw"), in place of the other.
 
     A matrix of ENTRIES counts if it has 8 or more columns, and is a whole tensor of the source, perhaps transposed. It
-    is changed for each number of channels of convolutions before it (`_channels_before`) with which its columns make a
-    square map of more than one place (512 columns and 32 channels: 4 x 4).
+    is changed in both ways for each number of channels of convolutions before it (`_channels_before`, at most two) with
+    which its columns make a square map of more than one place (512 columns and 32 channels: 4 x 4).
     """
     for place, e in enumerate(entries):
         x = e.expr
@@ -276,7 +281,7 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32)
 
 def _part(entry: Entry) -> str | None:
     """Return which part of a fused projection ENTRY is, "q", "k", "v", "gate" or "up", by the name of its module, or
-    else by that of the only module of the source that it reads; None if neither says it.
+    else, if it reads just one key of the source, by that of the module of this key; None if neither says it.
     """
     path = tuple(entry.target.split(".")[:-1])
     found = part_label(path) if path else None

@@ -64,8 +64,9 @@ def settings(
 ) -> list[Setting]:
     """Return the settings (eps, activation, padding) that differ between the source's code and the model: attributes
     of modules first, then steps, in the order of execution of the model. A setting with the same two values at several
-    layers is there once, with all of its places. [] if none differ. Only layers with the same weights in both codes are
-    compared, with the steps before them, and the steps before the output, if each code has just one output.
+    layers is there once, with all of its places. [] if none differ. Only layers that read the same keys of the source
+    are compared (`_pairs`), with the steps before them, and the steps before the output, if each code has just one
+    output.
 
     Args:
         expected: the flow of the source's code, over keys of the file.
@@ -302,8 +303,8 @@ def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, note
 def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None, notes: _Notes) -> None:
     """Add to NOTES what differs between THEIRS, steps of the source's code, and OWN, the steps of the model in their
     place, both as tokens. First, steps of one name are paired, and their settings compared; then, if each list has just
-    one activation left, these two are paired; then each step that is left is noted as one that only one code has. Pairs
-    are removed from both lists.
+    one activation left (any step but a scale, an "add" or a dropout), these two are paired; then each step that is left
+    is noted as one that only one code has. Pairs are removed from both lists.
 
     Each note gets a swap that makes the model do as the source's code, where one is known: the other activation, a
     factor, a step that is left out, or a step of the source's code put in before FOLLOWING, the next step of the model

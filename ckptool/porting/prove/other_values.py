@@ -161,7 +161,7 @@ def _in_other_sizes(x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[s
     the numbers of elements differ. Dimensions of 1 do not count:
 
     - if the sizes are equal, X as it is;
-    - if the sizes are equal in some order, X with its dimensions in each other order that gives OWN;
+    - if the sizes are equal in some order, X with its dimensions (at most five) in each other order that gives OWN;
     - else, if the numbers of rows are equal, X reshaped row by row: if X has 3 or 4 dimensions, after all but the first
       of these were put in each order; else, if OWN has 3 or 4, as if X had the dimensions of OWN in each order, which
       are then put in the order of OWN.

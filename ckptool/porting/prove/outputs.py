@@ -45,9 +45,11 @@ def compared_outputs(
     that are equal to one in EXPECTED). (0, False, []) if none can be compared. EXPECTED are the outputs of the source's
     code, SEEN those of the model; they are compared in any order.
 
-    The number is that of the code in which fewer have a comparable counterpart (`of_one_size`). Outputs are equal if
-    each comparable one of at least one of the two codes equals some output of the other, by at most TOLERANCE times the
-    largest value: either code may have more, such as hidden states, or values computed from several outputs.
+    Two outputs can be compared if they have equally many numbers, and more than one unless each code has one output
+    alone (`of_one_size`). They are equal if they differ by at most TOLERANCE times the largest absolute value of the
+    one in EXPECTED, with its dimensions in some order (`are_equal`). The number is that of the code in which fewer can
+    be compared. The second result is True if each of these, in at least one of the two codes, equals some output of the
+    other: either code may have more, such as hidden states, or values computed from several outputs.
     """
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
@@ -60,7 +62,7 @@ def compared_outputs(
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
     """Return (largest difference, largest absolute value in EXPECTED) at the output in EXPECTED that is farthest apart
     from its nearest output in SEEN. None if no two outputs can be compared. Outputs with equally many numbers are
-    compared, flattened; only numbers that are finite in both count, for both results.
+    compared, flattened, also those of one number; only numbers that are finite in both count, for both results.
     """
     worst: tuple[float, float] | None = None
     for a in expected:
@@ -140,8 +142,8 @@ def _named(places: Iterable[Place]) -> bool:
 
 
 def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: float) -> int:
-    """Return the length of the longest common subsequence of the outputs A and B, which are equal within TOLERANCE: how
-    many are equal in one order.
+    """Return how many outputs of A equal outputs of B (`are_equal`, within TOLERANCE) in the same order: the length of
+    their longest common subsequence.
     """
     best = [0] * (len(b) + 1)
     for x in a:
@@ -153,8 +155,8 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
 
 
 def are_rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Return whether an output in SEEN has the same values as one in EXPECTED, but in another order; both are divided
-    by their largest absolute value before. False if they are in the same order. Outputs of one number do not count.
+    """Return whether an output in SEEN has the values of one in EXPECTED (`_close`), but in another order; both are
+    divided by their largest absolute value before. Outputs of one number do not count.
 
     Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """

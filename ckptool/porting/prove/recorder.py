@@ -39,7 +39,8 @@ def follow(
     """Run MODEL once in eval mode on copies of INPUTS and return its flow: each operation that took a weight, in the
     order of execution, and the floating point outputs. None if the model raises.
 
-    Its training mode, weights and the state of random numbers are as before afterwards.
+    Afterwards the training mode of MODEL, its weights and the state of random numbers are as before.
+
     Args:
         model: the model.
         inputs: a sequence (by position) or a dict (by name).
@@ -192,7 +193,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Run the operation FUNC of torch, called NAME, with ARGS and KWARGS, and return its output.
 
         If NAME is that of a step (`is_step`) and an argument is data, the operation gets the next number, the step is
-        noted in `_step`, and the swap with this number, if there is one, runs in place of FUNC. Else `_step` is None.
+        noted in `_step` (None for arithmetic of two tensors, see `step_of`), and the swap with this number, if there is
+        one, runs in place of FUNC. Else `_step` is None, and FUNC just runs.
         """
         self._step = None
         if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
@@ -303,8 +305,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _scale_or_shift(self, name: str, args: Sequence[Any], out: torch.Tensor) -> None:
         """Add to `uses` the operation NAME with the output OUT, whose first two ARGS are data and a weight, in either
-        order: as a "scale" if NAME multiplies or divides, as a "shift" if it adds or subtracts. Its channels are along
-        the last dimension in which the weight has more than one number; along the last, if there is none.
+        order: as a "scale" with a "weight" if NAME multiplies or divides, as a "shift" with a "bias" if it adds or
+        subtracts. Its channels are along the last dimension in which the weight has more than one number; along the
+        last, if there is none.
 
         A weight of two or three dimensions with one row for each of several uses from which the data is computed is a
         stack: each row becomes a use of its own, after its own use.

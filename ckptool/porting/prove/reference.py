@@ -51,7 +51,7 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
         NotFound: there are no inputs, or no outputs.
         CannotCarry: the model cannot be run on these inputs, none of its outputs has as many numbers as any saved one,
             or the saved tensors cannot be compared (no floating point, too coarse, not finite).
-        RuleError: some inputs have a name and some have none.
+        RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).
         UnknownFormat: the file is none that ckptool reads; the hint says how to save one.
     """
     try:
@@ -90,7 +90,7 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
     all inputs. Floating point tensors get the type of the model's parameters.
 
     Raises:
-        RuleError: some inputs have a name and some have none.
+        RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).
         CannotCarry: an input is neither a tensor nor a plain value (number, text, None), or a tensor that is sparse,
             quantized, complex, empty or without a finite number.
     """
@@ -143,7 +143,8 @@ def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> li
 
 def _why_none_is_left(every: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[str, str]:
     """Return (what the saved outputs are, what to do) for a message about outputs that cannot be compared: EVERY has
-    the tensors among them, KEPT those of floating point numbers, which are all too coarse.
+    the tensors among them, KEPT those of floating point numbers. The reason is that there are no tensors if EVERY is
+    empty, whole numbers if KEPT is, else that all of KEPT are too coarse (float16, bfloat16).
     """
     if not every:
         return "not tensors", "where the source's code runs"
@@ -263,8 +264,9 @@ def _parameters(model: torch.nn.Module) -> str:
 
 
 def _held(raw: Any) -> list[str]:
-    """Return a line, in a list, that names up to four entries of RAW, the contents of a file without inputs or outputs,
-    or says what RAW is if it is no dict, for a message to the user; [] if it is an empty dict.
+    """Return a line, in a list, for a message about RAW, the contents of a file without inputs or outputs: it names up
+    to four entries, each with its type and sizes (`_kind`), and how many more there are, or says what RAW is if it is
+    no dict. [] if it is an empty dict.
     """
     if not isinstance(raw, MappingOf):
         return [f"it holds {_kind(raw)}, and no names"]
@@ -273,7 +275,9 @@ def _held(raw: Any) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """Return what VALUE is, for a message to the user: the type and sizes of a tensor, else the class."""
+    """Return what VALUE is, for a message to the user: the type and sizes of a tensor ("float32[2,3]"), else its class
+    ("a list", "an object of class a.B").
+    """
     if isinstance(value, torch.Tensor):
         return inputs_text([value])
     if isinstance(value, Inert):

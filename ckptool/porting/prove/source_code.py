@@ -213,8 +213,9 @@ def _by_names(
 
 def _held_by_name(ckpt: Checkpoint, mapping: Mapping, *, paths: bool) -> dict[str, tuple[str, Shape]]:
     """Return name -> (key, shape) for the tensors in the state dicts of CKPT, and for those of MAPPING beside them. In
-    the state dict that MAPPING reads, key and name are the key itself; in others, PATH/KEY for both. With PATHS, the
-    name is PATH/KEY in all, and a key with wrappers (`module.fc.weight`) has a second name without them.
+    the state dict that MAPPING reads (`at`; in all, if it has none), key and name are the key itself; in others, and
+    for a key that MAPPING calls PATH/KEY, both are PATH/KEY. With PATHS, the name is PATH/KEY in all, and a key with
+    wrappers (`module.fc.weight`) has a second name without them.
     """
     held: dict[str, tuple[str, Shape]] = {}
     for weights in ckpt.state_dicts():

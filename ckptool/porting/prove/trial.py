@@ -29,7 +29,9 @@ PATIENCE = 300.0
 
 
 class Progress:
-    """Reports what a proof does, one line at a time to TELL, and ends its search after PATIENCE seconds."""
+    """Reports what a proof does, one line at a time to TELL (to nobody if None), and says when its search has to end:
+    `late` is True from PATIENCE seconds after `begin` on, 300 if nothing else is said.
+    """
 
     def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
         self._tell, self.patience = tell, patience

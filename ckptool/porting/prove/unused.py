@@ -57,11 +57,12 @@ _IN_EACH_ORDER = 4
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Expressions for the keys of one or several families, made of families of the source.
+    """Expressions for the keys of one or several families of the model (keys with tensors of equal sizes), made of such
+    families of the source.
 
     Attributes:
-        cost: how far it is from the simplest.
-        how: a name for what is done, which is equal in other blocks.
+        cost: how far it is from the simplest; the one with the lowest cost is tried first.
+        how: what is done, in words; equal for the same change in another block.
         new: key -> expression.
         read: the keys of the source that it reads.
     """
@@ -81,9 +82,10 @@ def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def cut_from_few(ground: Ground) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that cut all keys without a source at once from fewer tensors of two or
-    more dimensions that nothing uses: the parts of each, one after the other along its first dimension, have the sizes
-    of the whole, and no such tensor is left over. At most 24 changes; nothing with more than six keys or four tensors.
+    """Yield changes (label, key -> expression) that cut all keys without a source at once from fewer tensors: from all
+    tensors of two or more dimensions that the source's code uses and no entry reads. A tensor [12, 4] is cut along its
+    first dimension, into keys of [4, 4] and [8, 4], say, with no rows left over; each tensor has to be used up. At most
+    24 changes; nothing if there are more than six keys or four tensors.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = {key: shape for key, shape in (_left(ground) if open_ else {}).items() if len(shape) > 1}
@@ -103,8 +105,9 @@ def _covers(
     wholes: Sequence[str], left: MappingOf[str, Shape], open_: MappingOf[str, Shape]
 ) -> Iterator[list[tuple[str, Family]]]:
     """Yield each way to cut all keys of OPEN_ (key -> sizes) from all tensors WHOLES, as a list of (one of WHOLES, the
-    keys that are cut from it, in the order of its rows). The parts of a tensor have its rows and as many numbers
-    together as it has. LEFT has the sizes of WHOLES. Ways with the keys in the order of OPEN_ come first.
+    keys that are cut from it, in the order of its rows). The keys of a tensor have rows of its sizes (`_is_cut_so`) and
+    as many numbers together as it has; each key is cut from one tensor. LEFT has the sizes of WHOLES. Ways with few
+    keys of the first tensor come first, then those with keys in the order of OPEN_.
     """
     if not wholes:
         yield from [[]] if not open_ else []
@@ -128,9 +131,11 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     """Return up to 200 ways to make keys without a source of tensors that the source's code uses and no entry reads,
     the cheapest first, none twice. Each fills one family (several keys with tensors of equal sizes) or several at once.
 
-    The keys are those that the uses FRONTS read, and up to three that later uses read. [] if there are none, or no such
-    tensors. A family is filled alone only if some family of its key has all keys without a source of each use of this
-    key: with less, no use would agree. For the first four keys, families of one use or module are filled together, too.
+    The keys are those that the uses FRONTS read, and up to three that later uses read (2 is added to the cost of
+    these). [] if there are none, or no such tensors. The families of a key are filled alone only if one of them has all
+    keys without a source of each use of this key, as with less, no use would agree: not if a layer also lacks its bias.
+    For the first four keys, the families of one use or module are filled together, too (`_together`, `_several`).
+    Leaving a tensor of equal sizes unread in a module that is read from adds 2 to the cost.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = _left(ground) if open_ else {}
@@ -231,11 +236,13 @@ def _by_number(key: str) -> list[tuple[int, str]]:
 
 def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most: int) -> list[Filling]:
     """Return ways to make FAMILY, keys of the model, of tensors of LEFT (key -> sizes), the cheapest first; [] if there
-    are none. A family of LEFT is tried if it has as many numbers in all as FAMILY, or if FAMILY may be the sum of its
-    members, or one vector of it several times.
+    are none. Families of LEFT (`families`), also with one tensor more (`_with_one_beside`) or with some of their
+    members (`_parts`), may make it if they have as many numbers in all as FAMILY, or if FAMILY is one tensor and may be
+    the sum of the members, or one vector several times (2 to 64).
 
-    The 12 families nearest by use, path and name are tried, with at most MOST ways each. If FAMILY is one tensor with
-    two dimensions or more, at most MOST ways with a border around a smaller tensor (`bordered`) are added.
+    The 12 of these that are nearest by use, path and name are tried, with at most MOST ways each (`_of_a_pair`), each
+    farther one at 0.4 more cost. If FAMILY is one tensor with two dimensions or more, at most MOST ways with a border
+    around a smaller tensor (`bordered`) are added.
     """
     shape = ground.entries[family[0]].shape
     wanted = len(family) * prod(shape)
@@ -270,9 +277,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
 
 
 def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Family]:
-    """Yield the list THEIRS with one more tensor of LEFT of equal sizes, last and then first, from the module that
-    holds the list, or from one directly inside of it: a weight for each relation, and one for the node itself. Nothing
-    if THEIRS has one key only.
+    """Yield THEIRS, the keys of a list, with one more key of LEFT of equal sizes, last and then first, for each such
+    key in the module that holds the list, or in a module directly inside of that. `conv.rel.0`, `conv.rel.1` (a weight
+    for each relation) get `conv.root` (the node itself). Nothing if THEIRS has one key only.
     """
     if len(theirs) < 2:
         return
@@ -287,9 +294,9 @@ def _with_one_beside(theirs: Family, left: MappingOf[str, Shape]) -> Iterator[Fa
 
 
 def _parts(family: Family, count: int) -> Iterator[Family]:
-    """Yield FAMILY; then, if it has three to five members, each choice of COUNT of them, in the order of FAMILY; if
-    COUNT is 1, each choice of two or more, but not of all, for sums. Only FAMILY if COUNT is 0 or not smaller than the
-    number of members, or if FAMILY has fewer than three or more than five.
+    """Yield FAMILY; then, if it has three to five members, each choice of COUNT of them (as many as are needed), in the
+    order of FAMILY; if COUNT is 1, each choice of two or more, but not of all, for sums. Only FAMILY if COUNT is 0 or
+    not smaller than the number of members, or if FAMILY has fewer than three or more than five.
     """
     yield family
     if 2 < len(family) <= _IN_EACH_ORDER + 1:
@@ -320,9 +327,10 @@ def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> b
 
 def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
     """Yield ways to make FAMILY (keys of the model of sizes SHAPE each) of THEIRS (keys of the source of sizes HAVE
-    each). If FAMILY is one key of the sizes of several THEIRS, their sum is the only way. If it is one vector with a
-    multiple of the numbers of the one vector THEIRS, there are two: each number so many times, or the whole so many
-    times. Else each of the `ways` from one to the other, with the members of both in each order, the cheapest first.
+    each). If FAMILY is one key of the sizes of each of several THEIRS, their sum is the only way. If it is one vector
+    with 2 to 64 times the numbers of the one vector THEIRS, there are two: each number so many times, or the whole so
+    many times. Else each of the `ways` from one to the other, with the members of both in each order (of more than
+    four: as they are and reversed), the cheapest first.
     """
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):
@@ -363,8 +371,9 @@ def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _near(ground: Ground, family: Family) -> list[str]:
-    """Return the keys of the source that the entries around FAMILY read: those of keys in the module of its first key,
-    or else in the innermost module around that one with keys that have a source. [] if there are none.
+    """Return the keys of the source that the entries around FAMILY read: all in the module of its first key, or else in
+    the innermost module around that one in which entries have a source. [] if there is none; the whole model does not
+    count.
     """
     path = family[0].split(".")[:-1]
     for depth in range(len(path), 0, -1):
@@ -383,9 +392,10 @@ def _closeness(theirs: Family, near: Iterable[str]) -> int:
 
 
 def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, Shape]) -> Iterator[Filling]:
-    """Yield up to 160 fillings for all keys of OPEN_ (key -> sizes) at once that can be filled, made of different
-    tensors of LEFT, the cheapest first. Of each key, the largest family that can be filled is taken. Nothing unless
-    these are two to four families.
+    """Yield up to 160 fillings, the cheapest first, each for two to four families of OPEN_ (key -> sizes) at once, of
+    tensors of LEFT that no two of them share. The families are, for each key in turn, the largest that can be filled
+    and has no key of those before; a key without any is left out. Nothing if they are fewer than two, or more than
+    four.
     """
     groups: list[list[Filling]] = []
     taken: set[str] = set()

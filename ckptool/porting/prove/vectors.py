@@ -25,9 +25,10 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def vectors(ground: Ground, f: Use) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the vectors of F, a norm, scale or shift of the model, and of
-    up to five such uses after it (`_row`), those of a row of such uses in the source's code that begins with the same
-    input channels, in any order. Nothing if F is of another kind, or if its input is not known.
+    """Yield changes (label, key -> expression) for the vectors of F, a norm, scale or shift of the model, and of up to
+    five such uses after it (`_row`): they get those of such a row in the source's code that begins with the same input
+    channels, in any order. Each row there is tried: its batch norm as a scale and a shift (`_scale_and_shift`), and its
+    vectors in each order (`_in_each_order`). Nothing if F is of another kind, or if its input is not known.
     """
     if f.taken is None or not _is_vector(f):
         return
@@ -61,9 +62,9 @@ def _row(flow: Flow, first: Use) -> list[Use]:
 
 
 def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that give the vectors of the first n uses in OWN the vectors of THEIRS,
-    for each n for which there are equally many of both, two to five: in each order, at most 48 for each n, the most
-    similar to the present order first. ORDER has, for each channel of OWN, its place in the channels of THEIRS.
+    """Yield changes (label, key -> expression) that give the vectors of the first n uses in OWN all vectors of THEIRS,
+    for each n for which these are equally many vectors, two to five: in each order, at most 48 for each n, first those
+    that leave most vectors as they are. ORDER has, for each channel of OWN, its place in the channels of THEIRS.
     """
     values = [columns(x, order, 0) for x in _values(ground, theirs)]
     for length in range(1, len(own) + 1):
@@ -108,7 +109,9 @@ def _values(ground: Ground, uses: Sequence[Use]) -> list[Expr]:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """What a batch norm of the source's code multiplies with and adds."""
+    """A batch norm of the source's code: its weight (GAMMA), bias (BETA) and statistics as expressions over keys of the
+    file, and its eps. `weight` and `bias` fold it into the layer before.
+    """
 
     gamma: Expr
     beta: Expr
@@ -126,9 +129,9 @@ class _Norm:
 
 
 def _norm(ground: Ground, use: Use, order: Sequence[int] | None = None) -> _Norm | None:
-    """Return USE of the source's code as a batch norm, with its channels in ORDER; without a weight it has ones,
-    without a bias zeros. None if it has no running statistics or no eps, or if a tensor has no key in the file, or too
-    many slices in that order.
+    """Return USE of the source's code as a batch norm, with its channels in ORDER (as they are if None); without a
+    weight it has ones, without a bias zeros. None if it has no running statistics in the file or no eps, or if ORDER
+    would cut a tensor into more than 64 slices (`columns`).
     """
     eps = None if use.step is None else dict(use.step.settings).get("eps")
     mean, var = (ground.theirs_of(use.held.get(role)) for role in _STATISTICS)

@@ -72,12 +72,13 @@ def judge(
 
     Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or if no place
     decides (`places_decide`). Outputs that depend on keys without a source are skipped unless ALL_OUTPUTS. Two outputs
-    are equal if they differ by at most TOLERANCE times the largest value.
+    are equal if they differ by at most TOLERANCE times the largest absolute value (`are_equal`).
 
-    If no output can be compared, the uses of weights decide: some have to agree, and none may diverge but those with
-    keys without a source. If outputs differ, and are not those of EXPECTED in another order, but all uses agree and the
-    last one gives the same, they count as equal (`beyond`), unless an open question is about a factor of the last
-    weights. The front (the uses that diverge first) is empty if the outputs are equal.
+    If no output can be compared (has as many numbers as one of EXPECTED, more than one: `compared_outputs`), the uses
+    of weights decide: some have to agree, and none may diverge but those with keys without a source. If outputs differ,
+    and are not those of EXPECTED in another order, but all uses agree and the last one gives the same, they count as
+    equal (`beyond`), unless an open question is about a factor of the last weights. The front (the uses that diverge
+    first; those last weights if none do) is empty if the outputs are equal.
     """
     if seen is None:
         return NOTHING
@@ -114,12 +115,13 @@ def judge(
 
 
 def _compared(expected: Flow, given: Flow, turned: bool, tolerance: float) -> tuple[int, bool, bool, int]:
-    """Return (how many outputs can be compared, whether they are equal, whether they are equal in other places than in
-    EXPECTED, how many outputs of GIVEN are equal to one of EXPECTED) for two flows. TOLERANCE is relative to the
-    largest value of an output. With none that can be compared: (0, False, False, 0).
+    """Return (how many outputs can be compared, whether they are equal, whether their values are equal but in other
+    places than in EXPECTED, how many outputs of GIVEN are equal to one of EXPECTED) for two flows. TOLERANCE is
+    relative to the largest value of an output. If none can be compared (`compared_outputs`), it begins with 0, False,
+    False.
 
     Outputs in other places count as equal only if TURNED, or if places do not tell outputs apart (`places_decide`). If
-    outputs can be paired by name, an output of GIVEN is counted only if it is equal to the one of its name.
+    outputs can be paired by name (`by_name`), the last number is how many of these pairs are equal.
     """
     compared, equal, same = compared_outputs(expected.outputs, given.outputs, tolerance)
     if named := by_name(expected, given):

@@ -23,7 +23,7 @@ from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import rearrange, take_up
 from .names import by_names, held_so
-from .swaps import Said, Swaps
+from .swaps import Said, Swaps, places_fall
 
 
 class Weighing:
@@ -127,14 +127,16 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
 def _weigh_across_blocks(swaps: Swaps) -> None:
     """Ask both pairs of each swap that `across_blocks` finds (look-alikes in different blocks) its question, unless
     contents exclude the swap, or the first 64 certain pairs of the two blocks show that the pairs are right
-    (`in_company`). Certain are pairs without an open question that are in no swap found.
+    (`in_company`). Certain are pairs without an open question that are in no swap found. Those around two lists that
+    may run together (`places_fall`) are the same either way, and show nothing.
     """
     blocks = by_block(swaps.pairs)
     found = across_blocks(swaps)
     open_to = _in_question(found)
     for one, other, reason in found:
         around = _certain([*blocks[block_of(one[0].path)], *blocks[block_of(other[0].path)]], open_to)
-        if not swaps.contents.fit_only_so(one, other) and not in_company(one, other, around[:MOST]):
+        kept = not places_fall(one, other) and in_company(one, other, around[:MOST])
+        if not swaps.contents.fit_only_so(one, other) and not kept:
             doubt_both(one, other, reason)
 
 

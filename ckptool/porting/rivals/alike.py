@@ -11,7 +11,7 @@ from ..matching.units import Pair, Unit, block_of, by_block, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
-from .swaps import Swaps
+from .swaps import Swaps, places_fall
 
 #: Sources are exchanged in groups of look-alikes up to this size.
 MOST = 64
@@ -60,10 +60,11 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return (pair, pair, question) for look-alikes in different blocks, if names or neighbours support their swap, or
-    if they are parallel branches and nothing excludes it. Couples may come several times.
+    """Return (pair, pair, question) for look-alikes in different blocks, if names or neighbours support their swap, if
+    they are parallel branches and nothing excludes it, or if their sources are of two lists that may run together.
+    Couples may come several times.
     """
-    return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
+    return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps), *_by_lists(swaps)]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
@@ -113,6 +114,18 @@ def _by_branches(swaps: Swaps) -> Iterator[Swap]:
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):
             apart = not _in_one_block(one, other) and beside(one[0], other[0])
+            if apart and (reason := swaps.reason(one, other)):
+                yield one, other, reason
+
+
+def _by_lists(swaps: Swaps) -> Iterator[Swap]:
+    """Yield (pair, pair, question) for look-alikes in different blocks whose places in lists are for their swap
+    (`places_fall`), if there is a question about it (`Swaps.reason`). Of each shape and kind, the first 64 pairs are
+    compared.
+    """
+    for group in by_look(swaps.pairs).values():
+        for one, other in combinations(group[:MOST], 2):
+            apart = not _in_one_block(one, other) and places_fall(one, other)
             if apart and (reason := swaps.reason(one, other)):
                 yield one, other, reason
 

@@ -51,7 +51,7 @@ def settle_by_flow(matching: Matching) -> None:
 def pair_by_flow(matching: Matching) -> bool:
     """Give targets other sources, by their places in the graphs of both codes, if pairs of MATCHING contradict the
     graphs: a target comes after other layers than its source (`_contradicted`). Return True if this was done; else
-    nothing is changed.
+    False, and nothing is changed.
 
     Units get labels by shape, kind and place in the graph (`_refined`). Pairs with one label on both sides stay; the
     sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs then. A

@@ -35,8 +35,9 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
     On each side, a certain pair may be nearer to ONE or to OTHER: by its path, shared words, a common series of numbers
     or equal numbers (`_nearer`), and in the target, within the block, by running directly before or after. Each way on
     the target's side makes a vote with each way on the source's side: for the two pairs if both ways are nearer to the
-    same one of them, else against. True if the votes for are more than twice those against, and LEAST is reached. False
-    at once if a certain pair is nearer by its path to one of them in the target, and to the other in the source.
+    same one of them, else against (nearer to ONE by path and word here, by word there: two for). True if the votes
+    for are more than twice those against, and LEAST is reached. False at once if a certain pair is nearer by its path
+    to one of the two in the target, and to the other in the source.
 
     Args:
         one, other: the two pairs.
@@ -196,7 +197,8 @@ def _features(unit: Unit) -> set[tuple[str, Any]]:
 
 
 class Certain:
-    """Pairs that count as certain, mostly those without an open question, grouped by the blocks around their targets.
+    """Pairs that the caller takes as certain (those without an open question, say), grouped by the blocks around their
+    targets, from which `around` takes those near two pairs.
 
     Args:
         pairs: these pairs.

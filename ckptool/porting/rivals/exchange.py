@@ -149,9 +149,11 @@ def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     """Return a score for the pairs ONE and OTHER against their swap; below zero, the swap is better. AROUND are certain
     pairs near them.
 
-    10 if contents exclude the swap, -10 if they exclude the pairs as they are (`fit_only_so`). Else the sum for names,
-    numbers and neighbours; neighbours count three times as much between two blocks. If it is below zero, the votes of
-    the orders are added, a quarter of those of orders that the whole model does not keep.
+    10 if contents exclude the swap, -10 if they exclude the pairs as they are (`fit_only_so`). Else the sum for names
+    (`by_names`: 4 if they exclude the swap, -4 if they exclude the pairs, else 1.5, 0 or -0.25), numbers (`by_numbers`:
+    1.5, 0 or -1.5) and neighbours (`in_company`: 1, 0 or -1, three times as much between two blocks). If it is below
+    zero, the votes of the orders (1 or -1 each) are added, a quarter of those of orders that the whole model does not
+    keep.
     """
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):

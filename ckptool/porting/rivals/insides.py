@@ -43,7 +43,8 @@ class Contents:
 
         Contents are numbers of units of each shape and kind. It is enough if that is true of one of these: the
         outermost modules that hold only one of the two units of a side; the modules directly around the units; their
-        lists (`_list`); or, in place of contents, the roles and shapes of the tensors of the units (`_made_of`).
+        lists (`_list`); or, in place of contents, the roles and shapes of the tensors of the units, without the bias of
+        a matrix (`_made_of`).
         """
         apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
         held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]

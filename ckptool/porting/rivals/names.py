@@ -23,12 +23,12 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
 
     The first of these that decides counts:
 
-    1. strong evidence (`_decided`): "sure" or "against";
-    2. telling words that a target and a source share and the other pair lacks (`own_words`): "sure" or "against". Words
-       that do not exclude each other (`soft_words`) must not say the opposite. If "in" and "out" are the only such
-       words, they are added to the next evidence instead;
-    3. words that do not exclude each other, then tensors (`held_so`), words for numbers (`_counted_out`), initials
-       (`_initials`): "for" or "against".
+    1. strong evidence (`_decided`), such as words that exclude each other (encoder and decoder): "sure" or "against";
+    2. telling words (not numbers, nor words such as "norm" or "layers") that a target and a source share and the other
+       pair lacks (`own_words`): "sure" or "against". This is passed over if the words of 3. say the opposite. If "in"
+       and "out" are the only such words, they are added to the words of 3. instead;
+    3. labels of words that do not exclude each other (`soft_words`: gate and up, first and second half), then tensors
+       (`held_so`), words for numbers (`_counted_out`), initials (`_initials`): "for" or "against".
     Args:
         one, other: the two pairs.
         soft: whether 3. counts.
@@ -53,9 +53,10 @@ def _decided(one: Pair, other: Pair) -> int:
     there is none. The first of these that decides counts:
 
       - both pairs were made by equal names, or they are parts of one tensor (`_parts_of_one`): more than 0;
-      - words for tables (`_looked_up`);
-      - different places in `settled`: more than 0;
-      - names that exclude each other: more than 0 if more pairs would have them after the swap, less if fewer;
+      - words for tables (`_looked_up`): either;
+      - different places of the two targets in `settled`, in what a rule decided for a whole module: more than 0;
+      - names that exclude each other (`hard_conflict`): more than 0 if more pairs would have them after the swap, less
+        than 0 if fewer;
       - equal labels of words that exclude each other (`_agreed`): more than 0 if the pairs would have fewer after the
         swap, less if more.
     """

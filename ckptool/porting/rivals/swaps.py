@@ -13,6 +13,7 @@ from ..matching.match import Matching
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
+from ..words import common_start
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents
 from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
@@ -66,8 +67,8 @@ class Swaps:
         """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; it is not asked
         here. It is the result of `reason_in_row`, unless that is False; then:
 
-        - RUNS_BESIDE if the targets are parallel branches, and no order that is for the pairs is kept on both sides by
-          parallel branches that cannot be confused;
+        - RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
+          that counts (`_believed`) is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
         - else NAMED_AS_ADDED if one source has the name of a layer that was added to the code later (`_is_added`);
         - else False.
 
@@ -113,9 +114,12 @@ class Swaps:
         BELIEF has name of an order -> how reliable it is for the two, 0 to 1; as in the whole model if it is None. The
         first of these that applies decides:
 
-        - names for the swap: NAMES_FOR_SWAP; names that exclude it, or a module that it would tear apart: None;
-        - names for the pairs: the result of `_despite_names`;
-        - a gate that one side does not name: CONVENTION_OF_TWO;
+        - names for the swap (`by_names`): NAMES_FOR_SWAP;
+        - names that exclude it, or a module of the source that it would tear apart (`run_only_so`): None;
+        - places in two lists of one module, which are for the swap (`places_fall`): ORDERS_ABOUT_SWAP, if an order is
+          for the pairs;
+        - names for the pairs: the result of `_despite_names`, ORDER_FOR_SWAP or None;
+        - gate and up, which only one side names (`by_convention`): CONVENTION_OF_TWO;
         - numbers and orders: the result of `_by_orders`.
         """
         named = by_names(one, other)
@@ -125,6 +129,9 @@ class Swaps:
             return None
         belief = self.overall if belief is None else belief
         believed = self._believed(one, other, belief)
+        behind = [name for name, vote in believed.items() if vote > 0]
+        if behind and places_fall(one, other):
+            return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], "numbers in their lists")
         if named == "for":
             return self._despite_names(one, other, belief, believed)
         return ask(Reason.CONVENTION_OF_TWO) if by_convention(one, other) else self._by_orders(one, other, believed)
@@ -169,9 +176,9 @@ class Swaps:
 
     def _numbers_tell(self, one: Pair, other: Pair) -> bool:
         """Return whether numbers tell ONE and OTHER apart, two pairs whose numbers are in one order on both sides. True
-        unless the targets are parallel branches; for these, if the numbers differ by as much on both sides, the model
-        runs the targets in the order of their numbers (`_runs_as_counted`), or one list of the source goes through
-        several branches (`_counts_through`).
+        unless the targets are parallel branches. For these, one of three is enough: the numbers differ by as much on
+        both sides (`step`), the model runs the targets in the order of their numbers (`_runs_as_counted`), or the list
+        of the source of ONE goes through several towers (`_counts_through`).
         """
         return (
             not beside(one[0], other[0])
@@ -188,7 +195,8 @@ class Swaps:
 
     def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
         """Return whether ONE and OTHER are in lists with equally many members on both sides, and the model runs their
-        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`).
+        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`). False if the two targets
+        are not in one list, or if it is not known when the model runs them.
         """
         (t, t2), (s, s2) = zip(one, other, strict=True)
         own, theirs = row_of(t, t2), row_of(s, s2)
@@ -217,6 +225,23 @@ class Swaps:
         """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())
+
+
+def places_fall(one: Pair, other: Pair) -> bool:
+    """Return whether the targets of ONE and OTHER are in two members of one list, and their sources, of two lists in
+    one module, have numbers in the opposite order: `0.conv` from `convs1.1` and `1.dilated` from `convs2.0`. Code may
+    run the two lists together, member by member.
+    """
+    (t, s), (t2, s2) = one, other
+    at = common_start((t.path, t2.path))
+    own, theirs = (t.path[at : at + 1], t2.path[at : at + 1]), (s.path[-1:], s2.path[-1:])
+    numbers = [[int(c) for (c,) in pair if c.isdecimal()] for pair in (own, theirs) if all(pair)]
+    lists = s.path[-2:-1] + s2.path[-2:-1]
+    beside = s.path[:-2] == s2.path[:-2] and len({*lists}) == 2 and not any(name.isdecimal() for name in lists)
+    if not beside or [len(n) for n in numbers] != [2, 2]:
+        return False
+    (a, b), (c, d) = numbers
+    return (a < b and c > d) or (a > b and c < d)
 
 
 def _goes_through_towers(pairs: Sequence[Pair]) -> bool:

@@ -66,7 +66,7 @@ def split_again(source: Canon, target: Canon) -> None:
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     """Split fused projections of ONE (weights whose names say that they hold several, `qkv`), and their biases, into
-    their parts, in the layout that `form_of` finds. OTHER, the other side, decides:
+    their parts (`attn.qkv.q` …), in the layout that `form_of` finds. OTHER, the other side, decides:
 
       - a projection that OTHER has as a whole, too (its shape is in BOTH, or `_Fused.stays`), stays, unless the layouts
         of both sides are known to differ (`_conflicting_layout`); then it is split, on the source with a question if
@@ -310,9 +310,10 @@ def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list
     """Return [rows of queries, rows of keys, rows of values] that add up to TOTAL, as many for keys as for values; None
     if there are no such rows. QUERIES, KEYS and VALUES are the rows that weights of the other side have.
 
-    First, the three are in QUERIES, KEYS and VALUES. If none of these add up, the rows of queries are in all three
-    lists, and are two or more times those of keys (this side has fewer heads of keys). The first that fit count, in the
-    order of QUERIES, then of KEYS.
+    First, each of the three is taken from its list. If none of these add up, the rows of queries are a number that all
+    three lists have, and those of keys half of what is left of TOTAL, if that divides the rows of queries and is less
+    (this side has fewer heads of keys): [8, 2, 2] for 12, if each list is [8]. The first that fit count, in the order
+    of QUERIES, then of KEYS.
     """
     for first, rest in product(queries, keys):
         if first + 2 * rest == total and rest in values:

@@ -82,7 +82,8 @@ class _Projection:
         kind: what its name says.
         parts: the names of the parts, in the order in which its code, or else its name, has them.
         sizes: the rows of each.
-        ordered: whether code or a sure name shows this order.
+        ordered: whether this order is certain: all code with this name keeps it, or its code shows another than the
+            usual one. False if its code shows the usual one.
         layout: "block", "heads" or "", as `layout_of` says.
         seen: into how many heads its code splits the rows of each part; 0 if it does not show it.
     """
@@ -216,7 +217,7 @@ def _as_library_splits(p: _Projection) -> Form | None:
 def _as_model_registers(p: _Projection) -> Form | None:
     """Return the form with one part after the other, in the order of P.parts, with a question whether they are in the
     order in which the model registers the separate parts, which is the other form. None if the two orders are equal or
-    the model's is not known, if code or a sure name shows the order of P, and for a projection of the target.
+    the model's is not known, if the order of P is certain (P.ordered), and for a projection of the target.
     """
     order = p.other.order(p.parts)
     if order == p.parts or p.one.is_target or p.ordered:
@@ -229,9 +230,10 @@ def _keys_or_values_first(p: _Projection) -> Form | None:
     """Return the form of a projection of the source with three parts, in the order and the heads that P has, with a
     question whether the third part comes before the second (values before keys), which is the other form.
 
-    It is asked about shares of several devices (`_of_devices`); also about parts of equal sizes, if the name surely
-    means one part after the other (P.kind.sure) and the source's code shows no layout. None for other projections, for
-    those of the target, and if code or a sure name shows the order (P.ordered).
+    It is asked if the source's code splits the rows into another number of shares than the model has heads (shares of
+    several devices, `_of_devices`); also about parts of equal sizes, if the name surely means one part after the other
+    (P.kind.sure) and the source's code shows no layout. None for other projections, for those of the target, and if the
+    order of P is certain (P.ordered).
     """
     unseen = p.kind.sure and not p.layout and not p.seen and len(set(p.sizes)) == 1
     if len(p.parts) != 3 or p.one.is_target or p.ordered or not (unseen or _of_devices(p)):

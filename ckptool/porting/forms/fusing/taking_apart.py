@@ -59,7 +59,9 @@ def take_apart(canon: Canon, piece: Piece, form: Form) -> None:
 
 
 def _parts(piece: Piece, form: Form) -> list[Piece]:
-    """Return the parts of PIECE by FORM, under its path and the name of the part, in their order behind PIECE."""
+    """Return the parts of PIECE by FORM, in its order: `attn.qkv.q` … of `attn.qkv`, each with its rows and its name
+    among its words. They still have the expression of PIECE, which is not changed.
+    """
     return [
         replace(
             piece,

@@ -34,11 +34,11 @@ _LETTERS = "abcdefgh"
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
     """Return path of a module of ONE -> the weights of the layers directly in it that may be parts of one tensor of
-    OTHER. Left out are weights that OTHER has under the same name with the same sizes (`namesakes`), and those of keys
-    or values with fewer heads than in OTHER (`_of_fewer_heads`). Modules without others are left out.
+    OTHER. Left out are weights that OTHER has under the same name with the same sizes (`namesakes`), those of keys or
+    values with fewer heads than in OTHER (`_of_fewer_heads`), and modules of which no weight is left.
 
-    If the module itself has a weight (`words.weight` beside `words.more.weight`), and all these weights have two or
-    more dimensions, it comes last, even if OTHER has it under the same name.
+    If such a module has a weight itself (`words.weight` beside `words.more.weight`), and all these weights have two or
+    more dimensions, it is added as the last, even if OTHER has it under the same name.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -73,10 +73,10 @@ def join_families(one: Canon, other: Canon) -> bool:
     biases if these fit, where OTHER has more tensors of the joined sizes than ONE. Return whether any were joined.
 
     Let N be how many more tensors of a joined size OTHER has. If more than N families may become tensors of this size,
-    those are joined whose order of parts names or code show. If there are no such families, those are joined, with a
-    question about the order, whose module has a path that, without numbers, at most N of the families have. If more
-    than N are left in this way, none of this size is joined. A joined tensor has a question, unless names or code show
-    the order of its parts for certain.
+    those are joined whose order of parts names or code show (`_order`; numbers, as in `fc1`, `fc2`, do not count). If
+    there are no such families, those are joined, with a question about the order, whose module has a path that, without
+    numbers, at most N of the families have. If more than N are left in this way, none of this size is joined. A joined
+    tensor has a question, unless names or code show the order of its parts for certain.
     """
     sizes = SizeCounts(one, other)
     wholes: dict[Shape, list[Piece]] = defaultdict(list)
@@ -257,10 +257,11 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     least as many as this side are in none.
 
     The families are, in this order: names that the vocabulary lists together, in an order that is certain
-    (`_listed_together`); three or more equal tensors whose names differ only in the last word; members of a list, if
-    their sizes differ; names that differ in a number, in a letter, or in q, k and v (`_counted`); update and reset
-    gates; names that the vocabulary lists together in any order; matrices of one input (`_of_one_input`); tensors of
-    nearly equal sizes (`_of_like_sizes`).
+    (`_listed_together`); three or more tensors of one size whose names differ only in the last word; all members of a
+    list (`0`, `1` …, which are in no other family), if their sizes differ; names that differ in a number, in a letter,
+    or in q, k and v (`_counted`); update and reset gates; names that the vocabulary lists together in no certain order;
+    matrices that take one input (`_of_one_input`); tensors whose sizes differ in one dimension, or in none
+    (`_of_like_sizes`).
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     members = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
@@ -435,7 +436,7 @@ def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
     """Return (place, other words) for a name of several WORDS, one of which means queries ("0"), keys ("1") or values
-    ("2"); None for other names.
+    ("2"): ("1", ("scale",)) for ("k", "scale"). None for other names.
     """
     for at, word in enumerate(words):
         said = table().parts.get((word,))
@@ -446,12 +447,12 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
     """Return how to join the parts of FAMILY: the first of these ways that their sizes allow, and of whose joined sizes
-    the other side has more tensors than this side, by SIZES; None if there is none. The sizes of the parts are equal:
+    the other side has more tensors than this side, by SIZES; None if there is none.
 
-      - along the first dimension, but for this one: two dimensions or more. They are interleaved, in as many slices as
-        their rows allow, if FAMILY.turns, else one after the other;
-      - along the second dimension, but for this one: two dimensions or more;
-      - stacked along a new first dimension: a dimension above 1.
+      - Along the first dimension, if the parts have two or more dimensions and all other sizes are equal: one after the
+        other; if FAMILY.turns, interleaved in slices, the largest number that divides the rows of each part.
+      - Along the second dimension, one after the other, if there are two or more and all other sizes are equal.
+      - Stacked along a new first dimension, if all sizes are equal, and not all of them 1.
     """
     shapes = [p.shape for p in family.parts]
     ways = []
@@ -466,10 +467,10 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
 
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
-    """Replace the weights of FAMILY in the side ONE by one tensor, joined as JOIN says, in the module PARENT. Its name
-    is the words that their names share (FAMILY.stem), or all names with "+" between (`w1+w3`). The biases are joined in
-    the same way, if each weight has one and the sizes fit; beside weights joined along their second dimension (inputs),
-    all biases that there are are added up, if their sizes are equal. Other biases stay.
+    """Replace the weights of FAMILY in the side ONE by one tensor, joined as JOIN says. Its path is PARENT with the
+    words that the names of the parts share (FAMILY.stem), or else all names with "+" between (`w1+w3`). The biases are
+    joined in the same way, if each weight has one and the sizes fit; for weights joined along their second dimension
+    (inputs), all biases that there are are added up, if their sizes are equal. Other biases stay.
 
     A joined tensor has a question: whether its parts are stored head by head (FAMILY.by_heads), or else about their
     order, unless FAMILY is numbered. If the stem of the names is a word for a role in torch (`q_scale`, `k_scale`: a
@@ -501,11 +502,11 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joined. ONE is their side,
+    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joins. ONE is their side,
     and is not changed.
 
-    Its option is the order one after the other for parts that are interleaved, and the reverse for two parts. Three or
-    more parts that follow one another have no option.
+    The option of the question is, for parts that JOIN interleaves, one after the other; for two parts that follow one
+    another, the reverse order. For three or more that follow one another, it has no option.
     """
     rest = parts[0].shape[1:]
     places = range(len(parts))

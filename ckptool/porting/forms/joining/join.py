@@ -23,7 +23,8 @@ class Join:
     Attributes:
         sizes: sizes of the parts along the joined dimension.
         dim: that dimension; None for a new first dimension.
-        turns: in how many slices the parts are interleaved; 1 if they follow one another.
+        turns: 1 if the parts follow one another. Else they are interleaved along dimension 0: each is cut into so many
+            slices, and the first slices of all parts come first, then their second ones, and so on.
         open: whether `turns` is a question.
     """
 
@@ -67,7 +68,8 @@ class Join:
 
 class SizeCounts:
     """Counts the tensors of each size on two sides, ONE and OTHER, to tell of which sizes OTHER has more. Sizes of 1 do
-    not count. The parts of a projection that only OTHER fuses count as tensors of it, beside the whole.
+    not count. For a fused projection of OTHER (`qkv`), its parts count as tensors, beside the whole, unless ONE has a
+    fused projection of the same sizes.
     """
 
     def __init__(self, one: Canon, other: Canon) -> None:
@@ -96,13 +98,12 @@ class SizeCounts:
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def join(self, part: Shape, count: int, *, biased: bool) -> Join:
-        """Return how to join COUNT weights of sizes PART along their first dimension: interleaved row by row, if the
-        code of the side OTHER shows that, else one after the other. Whether OTHER has a weight of the joined sizes does
-        not matter here. BIASED says whether each of the weights has a bias.
+        """Return how to join COUNT weights of sizes PART along their first dimension: one after the other, also if
+        OTHER has no weight of the joined sizes, unless the code of OTHER shows that they are interleaved row by row.
 
-        They are interleaved (`turns` is the rows of PART) if OTHER has a layer of the joined sizes, with a bias if
-        BIASED, else without one, whose output the code reshapes to [rows of PART, COUNT]. Then `open` is set if PART
-        has COUNT rows, or if the code does not reshape the outputs of all such layers in the same way.
+        It does so if OTHER has a layer of the joined sizes, with a bias if BIASED, else without one, whose output its
+        code reshapes to [rows of PART, COUNT]: then `turns` is the rows of PART. `open` is set if PART has COUNT rows,
+        or if the code does not reshape the outputs of all such layers in the same way.
         """
         join = Join((part[0],) * count, 0)
         views = self._views.get((join.shape(part), biased), set())
@@ -125,9 +126,10 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Replace PARTS in the side ONE by one tensor, joined as JOIN says, with the path, role and words of NEW. Return
-    NEW with the changes with which it was added: the joined sizes; the first place of any part in the order of
-    registration and in that of execution; the questions of all parts before its own, each only once.
+    """Replace PARTS in the side ONE by one tensor, joined as JOIN says, with the path, role and words of NEW. It gets
+    the joined sizes, the first place of any part in the order of registration and in that of execution, and the
+    questions of all parts, as they are, before those of NEW, each only once. Return NEW with these changes, but without
+    the expression with which it was added.
     """
     rest = parts[0].shape[1:]
     new = replace(

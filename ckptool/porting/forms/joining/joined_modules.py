@@ -58,8 +58,9 @@ def _of_equal_inputs(one: Canon, other: Canon) -> Iterator[list[Piece]]:
 
 def unwrap(one: Canon, other: Canon) -> None:
     """Move each layer of ONE that is alone in its module, with a number as its name, to the place of this module, if
-    ONE has more tensors of its sizes than OTHER: `digit1.0` becomes `digit1`, beside `digit2`. So code writes a head in
-    a `Sequential` of its own.
+    ONE has more tensors of the sizes of its weight than OTHER: `digit1.0` becomes `digit1`, beside `digit2`. So code
+    writes a head in a `Sequential` of its own. A layer stays if the name of its module is a number, too. OTHER is not
+    changed.
     """
     sizes = SizeCounts(one, other)
     inside: dict[_Path, set[_Path]] = defaultdict(set)
@@ -81,7 +82,8 @@ def line_up(one: Canon, other: Canon) -> None:
 
     The modules (`filters`, `gates`) are in one module, are no members of a list, and hold layers of the same names, two
     or more, with equal sizes but for their rows (`_alike`). Of each group of such modules, two to four are moved: the
-    first choice, of the most modules, for which OTHER has such layers (`_some_of`).
+    first choice, of the most modules, for which OTHER has such layers (`_some_of`; only four of more than eight). A
+    group stays if code divides the output of a layer of OTHER into the layers of one of its modules (`_are_parts`).
     """
     sizes = SizeCounts(one, other)
     named = [p for p in other.pieces.values() if p.entry.facts.parts and sizes.wanted(p.shape) > 0]
@@ -156,7 +158,7 @@ def count_spelled(one: Canon, other: Canon) -> None:
     The modules are in one module, have equal contents, and are no members of a list. The name of the module in OTHER
     spells theirs, in the order of the list, and its tensors have the sizes of theirs joined by rows; and the list can
     be joined (`plan_of_list`). Two to four modules become one list; others of the same contents may become further
-    lists.
+    lists. More than eight modules of the same contents stay.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -205,8 +207,9 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
-    """Return path of a module -> name of a module directly in it -> all tensors in that module, as (path inside of it,
-    role) -> piece. Modules without modules in them, and members of lists, are left out.
+    """Return path of a module -> name of a module directly in it -> the tensors of all modules inside of that one, as
+    (path inside of it, role) -> piece. Inner modules without modules in them (single layers), and members of lists, are
+    left out.
     """
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():

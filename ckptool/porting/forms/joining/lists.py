@@ -77,11 +77,12 @@ def _planned(
     INNER has (path inside of a member, role) -> number of the member -> piece, SIZES counts both sides, and PARENTS has
     the modules whose layers can be joined with each other (see `_parents`).
 
-    If the layers inside of each member can also be joined with each other, by PARENTS, two joins are possible: the
-    layers of each member, or the same layer of all members. The first is left to `join_families`: if OTHER has the
-    joined layers in a list of as many members, the result is None; if such layers can be joined in modules outside of
-    the list, too, only single layers may be joined here. Else the second is made, with `open` set (a question), unless
-    OTHER has joined layers with the names of the layers inside.
+    If the layers inside of each member can also be joined with each other, by PARENTS, two joins are possible: of the
+    layers of each member (`heads.0.q` with `heads.0.k`), or of the same layer of all members (`heads.0.q` with
+    `heads.1.q`). The first is left to `join_families`: the result is None if OTHER has the joined layers in a list of
+    as many members; and only single layers may be joined here if such layers can be joined in modules outside of the
+    list, too. Else the second is returned, with `open` set (a question), unless OTHER has layers of the joined sizes
+    with the names of the layers inside (`q`).
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:

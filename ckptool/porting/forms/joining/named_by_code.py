@@ -82,11 +82,11 @@ def _assigned(
     """Return, for each of PARTS in order, the place in PIECES of the piece that is this part. None if some part may be
     several of PIECES, or none.
 
-    A piece may be a part if its size in SIZES is that of the part (a part of size 0 fits all). Again and again, the
-    pieces and parts whose names say most that they mean the same (`_says`) are paired, if just one such pair has the
-    piece, or just one the part (`_clearest`). Names that exclude each other are never paired. Names that say nothing
-    are paired only if another part was found before, or the sizes of PARTS differ; and never for a piece for which
-    NAMED is True, because it has the name of another tensor of the other side.
+    A piece may be a part if its size in SIZES is that of the part (a part of size 0 fits all). Again and again, of the
+    pieces and parts that are left, those whose names say most that they mean the same (`_says`) are paired, if neither
+    is in another such pair (`_clearest`). Names that exclude each other are never paired. Names that say nothing are
+    paired only if another part was found before, or the sizes of PARTS differ; and never for a piece for which NAMED is
+    True, because it has the name of another tensor of the other side.
     """
     own = words_apart([piece.words for piece in pieces])
     theirs = words_apart([cut(part.name) for part in parts])
@@ -110,8 +110,8 @@ def _assigned(
 
 def _clearest(fits: dict[tuple[int, int], int], free: Set[int], *, silent: bool) -> list[tuple[int, int]]:
     """Return the clearest pairs (piece, part) of FITS, (place of the piece, place of the part) -> what their names say
-    (`_says`): the pairs with the highest value whose piece is in no other of these pairs, or whose part is in none.
-    [] if all names exclude each other (-1).
+    (`_says`): those of the pairs with the highest value whose piece and part are both in no other of these pairs. [] if
+    there is none, or if all names exclude each other (-1).
 
     If the highest value is 0 (no names say anything), the result is [] unless SILENT, and only pieces in FREE count.
     """

@@ -40,8 +40,8 @@ def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
     """Yield ways to make the model's inputs OWN from the inputs of the source's code THEIRS: each a tuple with one link
     per input of the model, none twice. A way in which no input of the model has an origin is left out.
 
-    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 ways follow in which each input
-    takes the values of another input of the source's code, as they are or with their dimensions in another order
+    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 ways follow in which no two
+    take the values of one input of the source's code, as they are or with their dimensions in another order
     (`_one_for_each`). Last come ways that are the likeliest but for one input, with another of its `_options`.
     """
     first, second = leaves(theirs), leaves(own)
@@ -133,9 +133,10 @@ def _made_of(
     place: int, have: tuple[int, ...], wanted: tuple[int, ...], *, is_named: bool, is_float: bool
 ) -> Iterator[tuple[int, Link]]:
     """Yield (cost, link) for the ways to make an input of the model, of sizes WANTED, of the input of the source's code
-    at PLACE, of sizes HAVE: the values as they are, if the sizes are equal, and, if they are floating point numbers
-    (IS_FLOAT), with their dimensions in another order; as one channel in place of several of a picture ("grey"); or
-    several times along a new dimension, two or one ("frames"). IS_NAMED, for equal names, makes the first two cheaper.
+    at PLACE, of sizes HAVE: the values as they are, if the sizes are equal; and, only for floating point numbers
+    (IS_FLOAT), with the dimensions after the first in another order (of three to five in all); as one channel in place
+    of several of a picture [N, C, H, W] ("grey"); or several times along a new dimension, two or one ("frames"). The
+    lower the cost, the likelier; IS_NAMED, for equal names, makes the first two cheaper. Nothing if no way fits.
     """
     other_name = 0 if is_named else 1
     if have == wanted:

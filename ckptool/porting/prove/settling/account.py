@@ -27,9 +27,9 @@ def account(reached: Reached, unfelt: Sequence[str]) -> dict[str, Any]:
     "equal": whether the proof succeeded. "text": a sentence about it. "first_divergence": a path of a module, None if
     the proof succeeded. "runs": the number of runs of the model. "difference", "bound", "largest": measured in float64,
     None if that was not done. "changes": the labels of what trials changed. "unfelt": UNFELT. "stopped": the limit that
-    ended the search, "time" or "trials", or None. "causes", "suspects": settings of the code. "layers": only if the
-    proof failed and the source's code was followed. "stopped" is None and "suspects" is [] if the proof succeeded or
-    causes were found.
+    ended the search, "time" or "trials", or None. "causes", "suspects": lists of settings of the code, each as a dict
+    (`Setting.as_json`). "layers": a list of rows (`layers`), only if the proof failed and the source's code was
+    followed. "stopped" is None and "suspects" is [] if the proof succeeded or causes were found.
     """
     may_be: list[Setting] = []
     if not reached.is_proved and not reached.causes:

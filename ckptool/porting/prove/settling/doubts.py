@@ -75,10 +75,10 @@ def carried_along(
     trials found that `h.0` of the model is `h.11` of the source, a layer of `h.0` that never runs reads `h.11`, too
     (`_with_its_block`). MAPPING is the mapping before the trials; SHAPES has key of the source -> sizes.
 
-    A key of UNFELT is moved so if no key outside of UNFELT reads the tensors that it would read then. Else, and if it
-    is not to be moved, it keeps its expression; it gets the question TAKEN_BY_ANOTHER if a key outside of UNFELT reads
-    the tensors that it would read (for a key that is not to be moved, those that it reads), and trials changed that
-    other key. Keys of UNFELT that trials changed, without a source, or with `default` stay as they are.
+    A key of UNFELT gets the expression that `_with_its_block` gives, if no key outside of UNFELT reads a tensor of it.
+    Else it keeps its own. It then gets the question TAKEN_BY_ANOTHER if a key outside of UNFELT that trials changed
+    reads a tensor of that expression (of its own one, if `_with_its_block` gives None); the question names the first
+    key that reads one. Keys of UNFELT that trials changed, without a source, or with `default` stay as they are.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [

@@ -77,9 +77,10 @@ def _let_outputs_change_places(reached: Reached) -> None:
 
 
 def _confirm(reached: Reached) -> None:
-    """Require of REACHED, whose outputs agree, that they agree on further inputs as well: if they do not, change
-    settings once more, and search finely. If nothing helps, its verdict is not equal afterwards, and the text of the
-    inputs (`shown`) says so.
+    """Require of REACHED, whose outputs agree, that they agree on further inputs as well (`holds_on_others`). If they
+    do not, and no settings were changed before, look for settings; if none are found, search for weights in float64
+    (`_search_finely`). If outputs still do not agree on all inputs, the verdict of REACHED is not equal afterwards, and
+    the text of the inputs (`shown`) says so.
     """
     if not reached.holds_on_others() and not reached.causes:
         # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
