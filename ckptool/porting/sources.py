@@ -628,7 +628,7 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
         tails.setdefault(key.rpartition(".")[2], []).append(key)
     pairs: list[tuple[Entry, str]] = []
     for entry in mapping.entries:
-        if entry.expr is not None or len(entry.shape) < 2 or len(pairs) == _MOST_MISSES:
+        if entry.expr is not None or entry.default or len(entry.shape) < 2 or len(pairs) == _MOST_MISSES:
             continue
         same_rank = [
             k

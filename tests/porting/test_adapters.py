@@ -168,6 +168,14 @@ def test_of_a_module_that_was_trained_instead_the_trained_copy_counts() -> None:
     assert found(mapping, "head.weight").status == "mapped"
 
 
+def test_of_layers_in_a_module_that_was_trained_instead_the_trained_copies_count() -> None:
+    shapes = {f"head.{copy}.dense.weight": (5, 6) for copy in ("original_module", "modules_to_save.default")}
+    shapes |= {"proj.weight": (8, 6), "proj.lora_A.default.weight": (2, 6), "proj.lora_B.default.weight": (8, 2)}
+    mapping = port(signature(shapes), wanted({"proj.weight": (8, 6), "head.dense.weight": (5, 6)}))
+    assert str(found(mapping, "head.dense.weight").expr) == "head.modules_to_save.default.dense.weight"
+    assert found(mapping, "head.dense.weight").status == "mapped"
+
+
 def test_an_alpha_that_belongs_to_no_adapter_is_a_tensor_like_any_other() -> None:
     shapes = {"act.alpha": (1,), "proj.weight": (8, 6), "proj.bias": (8,)}
     mapping = port(signature(shapes), wanted(shapes))

@@ -36,3 +36,28 @@ def test_a_step_that_works_in_place_keeps_its_settings_where_it_runs_instead_of_
     made = instead(step)(aten.relu.default, [X], {})
     assert torch.equal(made, torch.nn.functional.gelu(X, approximate="tanh"))
     assert X[0] == -2
+
+
+def test_outputs_without_numbers_are_not_compared_by_their_places() -> None:
+    from ckptool.porting.prove.flow import Flow
+    from ckptool.porting.prove.outputs import in_their_places
+
+    def flow(*outputs: Any) -> Any:
+        made = Flow.__new__(Flow)
+        object.__setattr__(made, "outputs", outputs)
+        object.__setattr__(made, "places", ((0,), (1,)))
+        return made
+
+    one, other = flow(X, torch.zeros(0)), flow(X.clone(), torch.zeros(0))
+    assert in_their_places(one, other, 1e-5)
+
+
+def test_single_numbers_in_projections_have_no_rows_to_arrange() -> None:
+    from ckptool.porting import expression as ex
+    from ckptool.porting.mapping import Entry
+    from ckptool.porting.prove import other_conventions
+
+    shapes = {"attn.q_proj.weight": (8, 8), "attn.q_proj.input_scale": (), "attn.qkv.alpha": ()}
+    made = [(Entry(key, shape, ex.of(key)), ex.of(key)) for key, shape in shapes.items()]
+    for changes in (other_conventions._rotary_orders(made), other_conventions._fused_by_heads(made)):
+        assert not any("scale" in key or "alpha" in key for _, new in changes for key in new)

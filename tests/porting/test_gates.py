@@ -315,3 +315,11 @@ def test_gates_that_stay_apart_are_told_by_their_names_whatever_their_order(
 
 
 _LAYER = {"weight": (12, 20), "bias": (12,)}
+
+
+def test_rows_that_gates_do_not_divide_are_not_cut() -> None:
+    """Two of ten rows of four gates were lost."""
+    source = {"cell.W_ifgo": (10, 3), "cell.U_ifgo": (10, 4), "out.weight": (5, 6)}
+    target = {"out.weight": (5, 6), **{f"gates.{gate}.weight": (2, 3) for gate in "ifgo"}}
+    mapping = port(signature(source), wanted(target))
+    assert not any("slice(cell.W_ifgo" in str(entry.expr) for entry in mapping.entries)

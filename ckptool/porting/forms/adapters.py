@@ -99,9 +99,9 @@ def _only_trained(canon: Canon) -> None:
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
-            old = canon.pieces.pop(Name((*base, original), piece.role), None)
+            inner = piece.path[len(base) + 2 :]
+            old = canon.pieces.pop(Name((*base, original, *inner), piece.role), None)
             if old is not None:
-                inner = piece.path[len(base) + 2 :]
                 canon.change(piece, replace(piece, path=(*base, *inner)))
 
 

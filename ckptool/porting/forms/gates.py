@@ -179,8 +179,8 @@ def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[S
         alone: dict[Name, _Gates] = {name: (side, (gate,)) for name, (side, gate) in keys.items()}
         known = [(p, said) for p in matrices if (said := several.get(p.name) or alone.get(p.name))]
         gates = [(side, gate) for _, (side, letters) in known for gate in letters]
-        rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
-        if sorted(gates) == sorted(_all_of(cell)) and len(rows) == 1:
+        rows = {divmod(p.shape[0], len(letters)) for p, (_, letters) in known}
+        if sorted(gates) == sorted(_all_of(cell)) and len(rows) == 1 and not next(iter(rows))[1]:
             return known
     return []
 

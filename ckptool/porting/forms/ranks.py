@@ -70,7 +70,8 @@ class Ranks:
                 entry = entry.asking(*asked)
             entries.append(entry)
         names = ", ".join(printable(path, 40) for path in self.paths[:8])
-        note = f"{len(self.paths)} ranks are joined: {names}; what is equal in all of them is taken from the first"
+        taken = "what is equal in all of them, and single numbers, are taken from the first"
+        note = f"{len(self.paths)} ranks are joined: {names}; {taken}"
         made = replace(joined, source_shapes=self.sizes, at=self.paths[0], notes=(*joined.notes, note))
         return made.with_entries(entries)
 
@@ -80,10 +81,10 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     they are no such ranks: two or more with equal keys, sizes and types, in paths that differ in numbers alone
     (`_in_order`).
 
-    A tensor with equal values in all ranks is taken from the first. The shares of others are joined along the first
-    dimension for which TARGET has a tensor of the joined sizes, whatever its key and the order of its dimensions; if
-    there is none, along dimension 0. It is a question, without options, if several dimensions give sizes of TARGET, or
-    else if the key is that of a fused projection (`qkv`).
+    A tensor with equal values in all ranks, or without dimensions, is taken from the first. The shares of others are
+    joined along the first dimension for which TARGET has a tensor of the joined sizes, whatever its key and the order
+    of its dimensions; if there is none, along dimension 0. It is a question, without options, if several dimensions
+    give sizes of TARGET, or else if the key is that of a fused projection (`qkv`).
     """
     ranks = _in_order(found)
     if not ranks:
@@ -94,7 +95,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     questions: dict[str, Question[Expr]] = {}
     for key, tensor in ranks[0].tensors.items():
         every = [one.tensors[key] for one in ranks]
-        if are_equal(every):
+        if are_equal(every) or not tensor.shape:  # a single number is no share
             shares[key] = ex.of(f"{ranks[0].path}/{key}")
             continue
         fit = [dim for dim in range(len(tensor.shape)) if _sizes(tensor.shape, dim, len(ranks)) in wanted]

@@ -156,7 +156,7 @@ def parent(series: Series) -> str:
     components = series.split(".")
     place = next(i for i, component in enumerate(components) if "{}" in component)
     head = ".".join(components[:place])
-    return head if components[place] != "{}" else ".".join(components[: place - 1])
+    return head if components[place] != "{}" else ".".join(components[: max(place - 1, 0)])
 
 
 P = TypeVar("P", bound=Hashable)

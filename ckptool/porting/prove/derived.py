@@ -108,9 +108,9 @@ class Derived:
 
         None if neither has an expression, or one is a tensor with dimensions without one; for a tensor divided by a
         tensor; for a number minus a tensor or divided by a tensor; for a factor that is 0 or not finite; and if KWARGS
-        has an `alpha` other than 1.
+        has an `alpha` other than 1, or a `rounding_mode`.
         """
-        if kwargs.get("alpha", 1) != 1:
+        if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
             return None
         one, other = (self._whole(arg) for arg in args[:2])
         if one is not None and other is not None:

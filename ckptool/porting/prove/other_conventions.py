@@ -180,7 +180,7 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
     heads in `_HEAD_SIZES` (4 to 128) that divides the rows of all of them. Queries and keys are told by their names
     (`_part`); nothing without any.
     """
-    attention = [(e, x) for e, x in made if _part(e) in ("q", "k")]
+    attention = [(e, x) for e, x in made if e.shape and _part(e) in ("q", "k")]
     for head in _HEAD_SIZES if attention else ():
         if all(e.shape[0] % head == 0 for e, _ in attention):
             for kind in ("half", "interleaved"):
@@ -228,7 +228,7 @@ def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr
     copies of a tensor of the source and have thirds whose rows the number of heads divides; a number of heads that
     divides none gives no changes.
     """
-    whole = [(e, x, e.shape[0] // 3) for e, x in made if x.is_copy and _is_fused(e)]
+    whole = [(e, x, e.shape[0] // 3) for e, x in made if e.shape and x.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS:
         fitting = [(e, x, third) for e, x, third in whole if not (e.shape[0] % 3 or third % heads)]
         if not fitting:

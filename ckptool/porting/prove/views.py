@@ -40,9 +40,11 @@ def viewed(base: Base, view: torch.Tensor) -> Expr | None:
     """
     assert base.expr is not None
     shape, stride = tuple(view.shape), view.stride()
-    if shape == base.shape and (stride == base.stride or view.numel() == 1):
-        return base.expr
     starts, rest = [0] * len(base.shape), view.storage_offset() - base.offset
+    if rest < 0:
+        return None
+    if shape == base.shape and not rest and (stride == base.stride or view.numel() == 1):
+        return base.expr
     dims = sorted((d for d in range(len(base.shape)) if base.shape[d] > 1), key=lambda d: -base.stride[d])
     for d in dims:
         starts[d], rest = divmod(rest, base.stride[d])

@@ -128,8 +128,8 @@ def _counted(canon: Canon) -> Counter[Shape]:
 def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
     """Replace PARTS in the side ONE by one tensor, joined as JOIN says, with the path, role and words of NEW. It gets
     the joined sizes, the first place of any part in the order of registration and in that of execution, and the
-    questions of all parts, as they are, before those of NEW, each only once. Return NEW with these changes, but without
-    the expression with which it was added.
+    questions of all parts, without their options, which are parts, before those of NEW, each only once. Return NEW with
+    these changes, but without the expression with which it was added.
     """
     rest = parts[0].shape[1:]
     new = replace(
@@ -137,7 +137,7 @@ def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
         shape=join.shape(parts[0].shape),
         order=min(p.order for p in parts),
         used=min((p.used for p in parts if p.used is not None), default=None),
-        questions=tuple(dict.fromkeys((*(q for p in parts for q in p.questions), *new.questions))),
+        questions=tuple(dict.fromkeys((*(q.about() for p in parts for q in p.questions), *new.questions))),
     )
     up: list[Callable[[Expr], Expr]] = [partial(join.part, index=i, rest=rest) for i in range(len(parts))]
     one.merge(parts, new, partial(join.whole, rest=rest), up)
