@@ -614,7 +614,8 @@ class Reason(Enum):
         Topic.OTHER,
         "the source computes queries, keys and values by 1d convolutions, and the file does not show whether its code "
         "splits their channels into (heads, width) or (width, heads); check where the source's code splits them into "
-        "heads: if it does so in the other order, take the alternative below for all layers of the attention",
+        "heads: if into (heads, width), take the tensor as it is for all layers of the attention, else the rearranged "
+        "one (one of the two is among the alternatives below)",
     )
     FLATTENED = (
         Topic.OTHER,

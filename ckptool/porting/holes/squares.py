@@ -144,8 +144,9 @@ class _BareUse:
 
 
 def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
-    """Yield each bare parameter of the file, of two or more dimensions, that fills a matrix of the model (`_as_matrix`)
-    or scores (`_as_scores`), as it is or reshaped.
+    """Yield each bare parameter of the file, of two or more dimensions, square or not, whose piece in the common form
+    fills a matrix of the model (`_as_matrix`) or scores (`_as_scores`), unchanged or reshaped. An earlier step may have
+    transposed it (`_BareUse.shows_turned`).
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -80,7 +80,11 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
     for group in groups.values():
         rows = [ground.current(u) for u in group]
         sizes = [r.rows for r in rows]
-        if not 2 <= len(group) == len(set(sizes)) <= 4 or len({place_of(r)[0] for r in rows} - {""}) != 1:
+        if (
+            not 2 <= len(group) == len(set(sizes)) <= 4
+            or len({place_of(r)[0] for r in rows}) != 1
+            or not place_of(rows[0])[0]
+        ):
             continue
         whole = joined(sorted(rows, key=place_of))
         for order in permutations(range(len(group))):

@@ -41,8 +41,10 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 def before_an_output(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the layers before an output of the model the weights of the
-    layers before the same output of the source's code, at most 32 for each output. Keys that had these weights get the
-    old ones of these layers.
+    layers before the same output of the source's code. These are the layers directly behind it that do not agree, and,
+    where two paired layers take unlike inputs, the layers before these two, up to 12 steps back (`_ways`). A change has
+    all of them, paired in one way; there are at most 32 for each output. Keys that had these weights get the old ones
+    of these layers.
 
     Two outputs are the same if they have equally many numbers and no other output of either code has as many, or if
     their names say so (`by_name`): else the outputs, and not their layers, may have changed places.

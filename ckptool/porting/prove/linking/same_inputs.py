@@ -270,8 +270,9 @@ def _candidates(
 
 def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: Any) -> Iterator[SameInputs]:
     """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, with up to eight different
-    links between them (`links`), or only with those by name, if both have the same names (`links_by_name`). If the
-    links of a later way have the sources of the first way in another order, its `plain` is the links of the first way.
+    links between them (`links`). If both have the same names, two or more, and inputs of equal types and sizes under
+    them, yield them once, with the links by name (`links_by_name`). If the links of a later way have the sources of the
+    first way in another order, its `plain` is the links of the first way.
     """
     named = links_by_name(theirs, first, own, second)
     if named is not None:
