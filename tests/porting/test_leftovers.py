@@ -120,3 +120,16 @@ def test_one_table_of_words_serves_an_encoder_and_a_decoder_as_a_guess() -> None
     second = "decoder_embed_tokens.weight"
     other = replace(model, entries=looked_up | {second: replace(looked_up[second], shape=(41, 8))})
     assert found(port(signature(source), other), second).status == "unmapped"
+
+
+def test_a_tensor_that_fits_two_layers_fills_the_first_with_a_question_that_names_the_other() -> None:
+    layers: Shapes = {"fc1.weight": (32, 16), "fc1.bias": (32,), "fc2.weight": (16, 32), "fc2.bias": (16,)}
+    towers = {"a": {"position_embedding": (24, 16)} | layers, "b": {"position_embedding": (30, 16)} | layers}
+    target = {f"{side}.{key}": shape for side, tower in towers.items() for key, shape in tower.items()}
+    mapping = port(signature({"position_embedding": (20, 16)} | layers), wanted(target))
+    first = found(mapping, "a.fc1.weight")
+    assert (first.status, str(first.expr)) == ("guessed", "fc1.weight")
+    assert [doubt.split(" as well")[0] for doubt in first.doubts] == [
+        "this tensor of the source fits the model's b.fc1"
+    ]
+    assert found(mapping, "b.fc1.weight").status == "unmapped"

@@ -120,8 +120,8 @@ class Filling:
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """Fill each of TARGETS, units that no evidence tells apart, from one of SOURCES, with a question about each
-        pair, which is added to the target and has all other SOURCES as options. The pairs of the matching are not
-        changed.
+        pair, which is added to the target and has all other SOURCES as options; if there is one source for several
+        targets, the question names one of these. The pairs of the matching are not changed.
 
         Each target, in the order of use, takes the likeliest of the sources that are left (`_likeliest`), or stays
         without one. A buffer gets no question if all SOURCES have equal values.
@@ -134,7 +134,11 @@ class Filling:
             free.remove(chosen)
             if t.main.entry.parameter is not False or not self._equal(sources):
                 others = tuple(s for s in sources if s is not chosen)
-                t.ask(Question(Reason.GUESSED_OF_SEVERAL, (str(len(sources)),), others))
+                wanting = next((other for other in targets if other is not t), None)
+                if others or wanting is None:
+                    t.ask(Question(Reason.GUESSED_OF_SEVERAL, (str(len(sources)),), others))
+                else:
+                    t.ask(ask(Reason.WANTED_ELSEWHERE, ".".join(wanting.path)))
             self.fill(t, chosen)
 
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
