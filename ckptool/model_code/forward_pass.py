@@ -161,6 +161,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
+        self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
         self._multiplied: set[int] = set()  # products, element by element, of the outputs of two matrices
         self._blind = False  # whether a note has failed; the calls after it are run, and not noted
 
@@ -330,13 +331,17 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE.
 
         If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
-        use (or is that use), `runs` grows by 1, from 0. If the first use took a member out of a stack (`w[i]`) and CALL
-        is a product, the function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted,
-        too (`_see_layout`).
+        use (or is that use), `runs` grows by 1, from 0; if it is the weight of a layer in both, on data with different
+        factors, `times` becomes None. If the first use took a member out of a stack (`w[i]`) and CALL is a product, the
+        function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted, too
+        (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
-        self.uses[key].facts.runs += call.name == self.uses[key].how
+        again = call.name == self.uses[key].how
+        if again and _is_weight(call.name, place) and self.uses[key].facts.times != self._factor_of(call.first):
+            self.uses[key].facts.times = None
+        self.uses[key].facts.runs += again
         if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
             self.uses[key].how = call.name
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
@@ -368,9 +373,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
 
         These facts are set: `plus` and `times`, the number that NAME adds to it or multiplies it by (0 and 1 if NAME
-        does neither; None if NAME does so with no number); `flattened`, if NAME is `linear`, `addmm` or `matmul`, and
-        its data (the first argument, the second of `addmm`) is flattened maps; `pixels`, if the parameter is the second
-        argument of `linear` or `matmul` (`@`), and each row of the first one lists the numbers of a patch.
+        does neither; None if NAME does so with no number), or, for the weight of a layer whose data was multiplied by a
+        number just before, that one, which has the same effect; `flattened`, if NAME is `linear`, `addmm` or
+        `matmul`, and its data (the first argument, the second of `addmm`) is flattened maps; `pixels`, if the parameter
+        is the second argument of `linear` or `matmul` (`@`), and each row of the first one lists the numbers of a
+        patch.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
@@ -381,7 +388,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in ("linear", "matmul", "__matmul__") and place == 1:
             use.facts.pixels = self._patches.order_of(first)
         use.facts.plus = _number(name, args, ADDS, 0.0)
-        use.facts.times = _number(name, args, MULTIPLIES, 1.0)
+        use.facts.times = _number(name, args, MULTIPLIES, self._factor_of(first) if _is_weight(name, place) else 1.0)
 
     def _with_rows(self, name: str, args: Any, facts: Facts) -> None:
         """Note in `rows` of FACTS, the facts of an embedding table, that the function NAME with the arguments ARGS
@@ -440,14 +447,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _learn(self, call: Call) -> None:
         """Note facts that the result of CALL, which has run, shows: how features are flattened, how fused projections
-        are split, which functions take rows of tables, shifts and scales, rotary embeddings, and which layer a batch
-        norm follows. If CALL gives no single tensor, only how it splits a projection, and rotary embeddings of
-        neighbours (`_rotates_pairs`).
+        are split, which tensors are multiplied by a number, which functions take rows of tables, shifts and scales,
+        rotary embeddings, and which layer a batch norm follows. If CALL gives no single tensor, only how it splits a
+        projection, and rotary embeddings of neighbours (`_rotates_pairs`).
         """
         self._rotates_pairs(call)
         if not isinstance(call.result, torch.Tensor):
             self._divided(call)
             return
+        self._multiply(call)
         self._take_rows(call)
         if call.name in ADDS | MULTIPLIES:
             self._modulated(call.name, call.args, call.result)
@@ -455,6 +463,21 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if call.name == "batch_norm":
             self._behind(call.args, call.kwargs)
         self._come_from(call)
+
+    def _multiply(self, call: Call) -> None:
+        """Note in `_factors` the number that the result of CALL was multiplied by: by CALL itself, or by a call before
+        it, if CALL changes no number (`dropout`, `to`). A result of another call, also one that changes a multiplied
+        tensor in place, has no factor.
+        """
+        before = next((self._factor_of(tensor) for tensor in call.tensors), 1.0)
+        number = _number(call.name, call.args, MULTIPLIES, 1.0 if call.name in _UNCHANGED else None)
+        self._factors.pop(id(call.result), None)
+        if number is not None and number * before != 1.0:
+            self._factors[id(call.result)] = number * before
+
+    def _factor_of(self, tensor: Any) -> float:
+        """Return the number that TENSOR was multiplied by, as `_factors` has it; 1 if it was not."""
+        return self._factors.get(id(tensor), 1.0)
 
     def _rotates_pairs(self, call: Call) -> None:
         """Note the rotary embedding that CALL shows, if it makes complex numbers (`view_as_complex`, `polar`), or takes
@@ -783,7 +806,14 @@ def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
 _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
-def _number(name: str, args: Any, names: frozenset[str], nothing: float) -> float | None:
+def _is_weight(name: str, place: int) -> bool:
+    """Return whether argument number PLACE, from 0, of the function NAME is the weight of a linear layer or of a
+    convolution.
+    """
+    return place == 1 and (name == "linear" or name.startswith("conv"))
+
+
+def _number(name: str, args: Any, names: frozenset[str], nothing: float | None) -> float | None:
     """Return the number that the function NAME, called with ARGS, adds to a tensor or multiplies it by: the one among
     the first two of ARGS, 2.0 for `w * 2`. NAMES are the functions that add, or that multiply.
 

@@ -177,8 +177,8 @@ class Facts:
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
-        times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, 1 for
-            none; None if that is not known.
+        times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, or the
+            input of the layer of which it is the weight, 1 for none; None if that is not known.
         rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them; ""
             if there is none.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.

@@ -693,9 +693,9 @@ class Reason(Enum):
     )
     FACTOR_IN_CODE = (
         Topic.OTHER,
-        "the source's code multiplies this tensor by {} before it uses it, and the model's code by {}, so the tensor "
-        "was rescaled; check the model's code: if it applies the missing factor elsewhere in this layer (such as on "
-        "its input), take the plain tensor",
+        "the source's code multiplies this tensor, or the input of its layer, by {}, and the model's code by {}, so "
+        "the tensor was rescaled; check the model's code: if it applies the missing factor elsewhere (such as to the "
+        "output of this layer), take the plain tensor",
     )
     TABLE_SCALED = (
         Topic.OTHER,

@@ -43,3 +43,15 @@ def test_a_model_that_multiplies_them_itself_takes_them_as_they_are() -> None:
 
 def test_weights_as_code_initialises_them_are_no_doubt() -> None:
     assert ported("by inputs").is_sure
+
+
+def test_one_plain_layer_among_wide_ones_does_not_hide_their_factor() -> None:
+    rng = np.random.default_rng(0)
+    wide = {f"blocks.{n}.layer.weight": rng.standard_normal((8, 8 + n, 3, 3)) for n in range(6)}
+    source = wide | {"first.layer.weight": rng.standard_normal((5, 30, 3, 3)) * 270**-0.5}
+    names = dict(zip(source, [f"net.{n}.conv.weight" for n in range(6)] + ["to_maps.weight"], strict=True))
+    model = wanted({new: source[old].shape for old, new in names.items()})
+    entries = {key: replace(entry, module="Conv2d", how="conv2d") for key, entry in model.entries.items()}
+    shapes = {key: value.shape for key, value in source.items()}
+    mapping = port(signature(shapes), replace(model, entries=entries), values=source.get)
+    assert found(mapping, "net.2.conv.weight").status == "guessed"

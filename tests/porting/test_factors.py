@@ -109,3 +109,37 @@ def test_a_factor_that_the_code_divides_away_is_not_taken_for_one_of_the_weight(
     assert str(mapping["two"].expr) == "one"
     assert str(mapping["weight"].expr) == "weight"
     assert "they do not show a factor of 1 key (weight)" in mapping.proof["text"]
+
+
+class OfInputs(nn.Module):
+    """Two linear layers, a convolution and one more layer, whose inputs are multiplied in different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.d, self.e = (nn.Linear(6, 6) for _ in range(4))
+        self.c = nn.Conv1d(3, 3, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.tanh(self.a(F.dropout(x * 0.5, 0.1, self.training)))
+        x = torch.tanh(self.c(0.25 * x * 0.5))
+        x = x.mul_(3.0).add_(1.0)
+        x = torch.tanh(self.b(x))
+        return self.d(self.d(x) * 2.0) + self.e(x * 4.0)
+
+
+class OfNothing(OfInputs):
+    def forward(self, x: Any) -> Any:
+        x = torch.tanh(self.c(torch.tanh(self.a(x))))
+        x = torch.tanh(self.b(x.mul_(3.0).add_(1.0)))
+        return self.d(self.d(x) * 2.0) + self.e(4.0 * x)
+
+
+def test_a_factor_of_a_layers_input_in_the_sources_code_becomes_one_of_its_weight() -> None:
+    source = OfInputs()
+    mapping = ckptool.transfer(source.state_dict(), OfNothing(), inputs=["float32[2,3,6]"], source_model=source)
+    exprs = {entry.target: str(entry.expr) for entry in mapping.entries}
+    assert exprs.pop("a.weight") == "scale(a.weight, 0.5)"
+    assert exprs.pop("c.weight") == "scale(c.weight, 0.125)"
+    assert all(key == expr for key, expr in exprs.items())
+    assert mapping["a.weight"].status == "guessed"
+    assert mapping["b.weight"].status == "mapped"

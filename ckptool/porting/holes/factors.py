@@ -35,11 +35,14 @@ def equalised(filling: Filling) -> None:
     "A Style-Based Generator", 2019, appendix C): then the options are times this number, too, and all biases are asked
     about, with the bias times this number alone as the option.
 
-    Nothing is asked if no values may be read, or if the two sides have the same names.
+    Nothing is asked if no values may be read, if the two sides have the same names, or if the source's code shows such
+    factors in nearly all of these layers (`multiplied_in_code` follows it).
     """
     if filling.values is None or filling.same_names:
         return
     layers = _renamed_layers(filling)
+    if _most([_is_multiplied(filling, hole) for hole, _, _ in layers]):
+        return
     squares = _mean_squares(filling.values, layers)
     if not _are_wide(squares):
         return
@@ -70,6 +73,12 @@ def _renamed_layers(filling: Filling) -> list[_Layer]:
     return layers
 
 
+def _is_multiplied(filling: Filling, hole: Name) -> bool:
+    """Return whether the source's code multiplies what fills the weight HOLE, or its layer's input, by a number."""
+    own = filling.unit_of[hole][1].pieces.get(hole.role)
+    return own is not None and own.entry.facts.times not in (None, 1.0)
+
+
 def _mean_squares(values: Values, layers: Sequence[_Layer]) -> list[tuple[float, int]]:
     """Return (mean square of the weight, number of inputs) for the first 24 of LAYERS whose values can be read, those
     with 64 or more inputs before others.
@@ -83,7 +92,7 @@ def _mean_squares(values: Values, layers: Sequence[_Layer]) -> list[tuple[float,
 
 
 def _are_wide(squares: Sequence[tuple[float, int]]) -> bool:
-    """Return whether nearly all weights (at least four, and 90 percent: `_most`) are wider than code initialises them,
+    """Return whether nearly all weights (at least four, and 85 percent: `_most`) are wider than code initialises them,
     with a spread of 1 / sqrt(inputs): those with 64 or more inputs more than 4 times as wide, or all weights more than
     16 times. SQUARES has (mean square, number of inputs) of each.
     """
@@ -100,8 +109,8 @@ def _is_zero(filling: Filling, bias: Filled) -> bool:
 
 
 def _most(wide: list[bool]) -> bool:
-    """Return whether WIDE, one value per layer, has at least four values, at least 90 percent of which are True."""
-    return len(wide) >= _FEWEST and sum(wide) >= 0.9 * len(wide)
+    """Return whether WIDE, one value per layer, has at least four values, at least 85 percent of which are True."""
+    return len(wide) >= _FEWEST and sum(wide) >= 0.85 * len(wide)
 
 
 def _rate(squares: list[float]) -> float:
@@ -165,12 +174,12 @@ _SMALL, _ABOUT = 0.5, 1.5
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Rescale each tensor that is a copy of a source tensor, if the two codes multiply it by different numbers before
-    they use it, as both forward passes show: by the source's number divided by the model's. Nothing is done if one of
-    the numbers is 0 or not known.
+    """Rescale each tensor that is a copy of a source tensor, if the two codes multiply it, or the input of the layer of
+    which it is the weight, by different numbers, as both forward passes show: by the source's number divided by the
+    model's. Nothing is done if one of the numbers is 0 or not known.
 
     It is a question with the plain tensor as the option, which is right if the model has the missing factor at another
-    place, such as on the layer's input.
+    place, such as on the layer's output.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
