@@ -751,6 +751,12 @@ class Reason(Enum):
         "orders than the model's; check torch.cat in both codes: if they have the same order, take the plain tensor, "
         "and if not, the reordered one",
     )
+    BROADCAST = (
+        Topic.OTHER,
+        "sizes of 1 show along which dimension one of the two codes adds this table, and the other code shows it only "
+        "where it uses the table; check in both codes which table goes along which dimension: if they differ, take the "
+        "other table",
+    )
     BACKGROUND = (
         Topic.OTHER,
         "one of these classes is the background, and the rows were copied in the source's order; check in both codes "

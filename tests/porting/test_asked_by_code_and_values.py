@@ -124,3 +124,17 @@ def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_aske
     target = wanted({"block.dense.weight": (8, 3, 3, 3), "head.weight": (5, 8)})
     mapping = port(replace(source, entries=entries, traced=True), target)
     assert ("LEFT_OUT_BESIDE" in asked(found(mapping, "block.dense.weight"))) == asks
+
+
+@pytest.mark.parametrize("told_by_source", [True, False])
+def test_tables_that_sizes_of_one_tell_apart_on_one_side_only_are_a_question(told_by_source: bool) -> None:
+    bare = {"mix.tall": (6, 4), "mix.broad": (6, 4)}
+    along = {"attn.rel_h": (1, 6, 1, 4), "attn.rel_w": (1, 6, 4, 1)}
+    source, target = (along, bare) if told_by_source else (bare, along)
+    mapping = port(signature(source), wanted(target))
+    for entry, (other, shape) in zip(mapping.entries, reversed(list(source.items())), strict=True):
+        sizes = ", ".join(map(str, target[entry.target]))
+        assert entry.status == "guessed"
+        assert [str(rival) for rival in entry.rivals] == [f"reshape({other}, {sizes})"], shape
+    assert port(signature(along), wanted(along)).is_sure
+    assert port(signature(along), wanted({f"x.{key}": shape for key, shape in along.items()})).is_sure

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..forms.fusing.fused import other_arrangement
 from ..rules import Rule, Strength, in_order
+from .broadcast import doubt_broadcast
 from .bypassed import doubt_bypasses
 from .channel_order import doubt_flattened, doubt_heads_of_channels
 from .concatenated import doubt_concatenated
@@ -147,6 +148,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "join tensors in an order of its own in the same module.",
         doubt_thirds,
         Strength.OPEN,
+    ),
+    Rule(
+        "tables along dimensions",
+        88,
+        "Sizes of 1 in one code, and an index in the other, show along which dimension a table is added.",
+        "Some code calls a table after the height and gives it the shape of one along the width.",
+        doubt_broadcast,
+        Strength.OPEN,
+        when="the tables of one module differ on one side only, in the places of their sizes of 1",
     ),
     Rule(
         "norms around 0 or 1",
