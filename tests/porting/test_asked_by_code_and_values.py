@@ -138,3 +138,5 @@ def test_tables_that_sizes_of_one_tell_apart_on_one_side_only_are_a_question(tol
         assert [str(rival) for rival in entry.rivals] == [f"reshape({other}, {sizes})"], shape
     assert port(signature(along), wanted(along)).is_sure
     assert port(signature(along), wanted({f"x.{key}": shape for key, shape in along.items()})).is_sure
+    beside = {"cls_token": (1, 1, 4), "norm.weight": (4,)}
+    assert port(signature(beside), wanted({"class_embedding": (4,), "final_norm.weight": (4,)})).is_sure

@@ -12,10 +12,10 @@ from .filling import Filled, Filling
 
 
 def doubt_broadcast(filling: Filling) -> None:
-    """Ask about parameters of one module that are equal but for their sizes of 1 on one side ([1, 8, 4], [8, 1, 4]),
-    and have one shape on the other side, where only an index in the code (`w[:, None]`) shows along which dimension a
-    parameter is added. Names say little there: some code calls "width" what lies along the height. The options are what
-    fills the others of the module.
+    """Ask about parameters of one module that differ on one side only in the places of their sizes of 1 ([1, 8, 4],
+    [8, 1, 4]), and have one shape on the other side, where only an index in the code (`w[:, None]`) shows along which
+    dimension a parameter is added. Names say little there: some code calls "width" what lies along the height. The
+    options are what fills the others of the module.
 
     Nothing is asked about parameters that their names paired, or if the two sides have the same names.
     """
@@ -25,12 +25,13 @@ def doubt_broadcast(filling: Filling) -> None:
         piece, own = filling.target.pieces.get(hole), s.pieces.get(hole.role, s.main)
         if piece is None or t.told_by(Kind.NAME) or filled.expr.keys() != own.expr.keys() or not own.expr.is_copy:
             continue
-        at = piece.path[:-1], own.path[:-1], piece.role
-        if squeezed(piece.entry.shape) == squeezed(own.entry.shape):
-            modules[at, squeezed(piece.entry.shape)].append((piece, own, filled))
+        sizes, theirs = squeezed(piece.entry.shape), squeezed(own.entry.shape)
+        if sizes == theirs:
+            at = piece.path[:-1], own.path[:-1], piece.role
+            modules[at, sizes, len(piece.entry.shape), len(own.entry.shape)].append((piece, own, filled))
     for alike in modules.values():
-        ours, theirs = {piece.entry.shape for piece, _, _ in alike}, {own.entry.shape for _, own, _ in alike}
-        if len(alike) < 2 or sorted((len(ours), len(theirs))) != [1, len(alike)]:
+        shapes = {piece.entry.shape for piece, _, _ in alike}, {own.entry.shape for _, own, _ in alike}
+        if len(alike) < 2 or sorted(map(len, shapes)) != [1, len(alike)]:
             continue
         made = [(filled.expr, piece.shape) for piece, _, filled in alike]
         for place, (piece, _, filled) in enumerate(alike):
