@@ -17,7 +17,7 @@ A *rename* is `OLD=NEW`, where OLD is a pattern and NEW takes the place of what 
 
 from __future__ import annotations
 
-from .listing import Collapsed, closest, collapse, outline
+from .listing import Collapsed, CollapsedModules, closest, collapse, collapse_modules, outline
 from .patterns import LONGEST_KEY, MOST_CHARACTERS, Pattern, Rename, parse_rules, too_long
 from .prefixes import add_prefix, common_prefix, drop_first, first_component, heads, leading, strip_prefix
 from .wrappers import AVERAGED_COUNTER, WRAPPERS, Wrapper, find_wrappers, unwrap
@@ -28,12 +28,14 @@ __all__ = [
     "MOST_CHARACTERS",
     "WRAPPERS",
     "Collapsed",
+    "CollapsedModules",
     "Pattern",
     "Rename",
     "Wrapper",
     "add_prefix",
     "closest",
     "collapse",
+    "collapse_modules",
     "common_prefix",
     "drop_first",
     "find_wrappers",

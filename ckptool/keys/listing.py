@@ -6,19 +6,21 @@ import difflib
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import accumulate, chain, groupby, islice, repeat, zip_longest
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import accumulate, chain, compress, count, islice, pairwise, repeat, zip_longest
 from math import prod
-from operator import itemgetter
+from operator import itemgetter, sub
 from sys import intern
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from ..records import record
 from .prefixes import agreeing
 
+_Signature = TypeVar("_Signature", bound=Hashable)
+
 
 @record(frozen=True, slots=True)
-class Collapsed:
+class Collapsed(Generic[_Signature]):
     """Keys that differ only in numbers, as one line: `layers.{0..31}.attn.weight`.
 
     Attributes:
@@ -29,7 +31,7 @@ class Collapsed:
 
     pattern: str
     keys: tuple[str, ...]
-    signature: Hashable
+    signature: _Signature
 
 
 # A component that is a number. "007" is a name, for as a number it would be "7"; so is what is too long for an index.
@@ -42,14 +44,14 @@ _MARK = "\0"
 # Keys that are taken apart at once.
 _AT_ONCE = 4096
 
-# A box is one set of numbers for each place where a name has a number, and the keys (by number) that it stands for.
-_Box: TypeAlias = tuple[tuple[frozenset[str], ...], list[int]]
+# A box is the numbers for each place where a name has one, and the keys (by number) that it stands for.
+_Box: TypeAlias = tuple[tuple[Collection[str], ...], list[int]]
 
 # Numbers of one key that are folded. Each costs one more look at every key, and names come out of files.
 _MOST_NUMBERS = 8
 
 
-def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
+def collapse(items: Iterable[tuple[str, _Signature]]) -> list[Collapsed[_Signature]]:
     """Fold keys that differ only in components that are numbers and have equal signatures.
 
     Each item is a key and whatever tells it from its neighbours, such as (dtype, shape). Several numbers fold
@@ -61,10 +63,10 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     templates, numbers = _taken_apart(keys)
     counts = {template: template.count(_MARK) for template in set(templates)}
     firsts = [0, *accumulate(map(counts.__getitem__, templates))]
-    groups: defaultdict[tuple[Hashable, str], list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[_Signature, str], list[int]] = defaultdict(list)
     for index, told in enumerate(zip(signatures.values(), templates, strict=True)):
         groups[told].append(index)
-    found: list[tuple[int, Collapsed]] = []
+    found: list[tuple[int, Collapsed[_Signature]]] = []
     for (_, template), members in groups.items():
         columns = [[numbers[firsts[index] + place] for index in members] for place in range(counts[template])]
         around = _NUMBER.split(keys[members[0]], _MOST_NUMBERS)[::2]
@@ -74,6 +76,63 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
             folded = Collapsed(pattern, tuple([keys[index] for index in own]), signatures[keys[own[0]]])
             found.append((own[0], folded))
     return [folded for _, folded in sorted(found, key=itemgetter(0))]
+
+
+@record(frozen=True, slots=True)
+class CollapsedModules(Generic[_Signature]):
+    """Modules that differ only in numbers and have the same tensors, as one line: `layers.{0..31}.attn`.
+
+    Attributes:
+        pattern: the line; the name of the module when it stands alone.
+        count: how many modules they are.
+        leaves: the last component of the key of each tensor of one of them, and what was given for it.
+    """
+
+    pattern: str
+    count: int
+    leaves: tuple[tuple[str, _Signature], ...]
+
+
+def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> list[CollapsedModules[_Signature]]:
+    """Fold modules, the parents of KEYS, that differ only in components that are numbers and have equal tensors.
+
+    Tensors are equal where their last components and SIGNATURES are. Results come in the order in which the first keys
+    of the modules came.
+
+    Keys are folded first. Mostly those of a run of modules have the same numbers in all of their lines, and no module
+    has to be looked at by itself.
+    """
+    runs: defaultdict[str, defaultdict[str | None, list[Collapsed[_Signature]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for line in collapse(zip(keys, signatures, strict=True)):
+        module, dot, leaf = line.keys[0].rpartition(".")
+        ends = line.pattern.endswith(dot + leaf)  # else it is a number, which the pattern has a range for
+        run = runs[_MARK.join(_NUMBER.split(module)[::2])]
+        run[line.pattern[: len(line.pattern) - len(dot + leaf)] if ends else None].append(line)
+    found: list[tuple[str, CollapsedModules[_Signature]]] = []
+    apart: set[str] = set()
+    for run in runs.values():
+        for pattern, lines in run.items():
+            if pattern is None or len(run) > 1:
+                apart.update(*(line.keys for line in lines))
+                continue
+            leaves = tuple((line.keys[0].rpartition(".")[2], line.signature) for line in lines)
+            found.append((lines[0].keys[0], CollapsedModules(pattern, len(lines[0].keys), leaves)))
+    if not apart:
+        return [folded for _, folded in found]
+    firsts: dict[str, str] = {}  # modules -> their first keys
+    tensors: defaultdict[str, list[tuple[str, _Signature]]] = defaultdict(list)
+    for key, signature in zip(keys, signatures, strict=True):
+        if key in apart:
+            module, _, leaf = key.rpartition(".")
+            firsts.setdefault(module, key)
+            tensors[module].append((leaf, signature))
+    for modules in collapse((module, tuple(held)) for module, held in tensors.items()):
+        first = modules.keys[0]
+        found.append((firsts[first], CollapsedModules(modules.pattern, len(modules.keys), tuple(tensors[first]))))
+    place = dict(zip(keys, count(), strict=False))
+    return [folded for _, folded in sorted(found, key=lambda one: place[one[0]])]
 
 
 _DIGITS_AS_ZEROS = {ord(digit): "0" for digit in "123456789"}
@@ -121,16 +180,17 @@ def _joined(columns: list[list[str]], keys: list[int]) -> list[_Box]:
     COLUMNS are their first numbers, their second ones, and so on. From the last place to the first, boxes that differ
     in that place alone become one: first the experts of each layer, then the layers that have the same experts.
     """
-    sets = list(map(frozenset, columns))
-    if prod(map(len, sets)) == len(keys):
-        return [(tuple(sets), keys)]  # every combination is there, as nearly always
+    in_order = list(map(dict.fromkeys, columns))  # as they come, which is mostly sorted
+    if prod(map(len, in_order)) == len(keys):
+        return [(tuple(in_order), keys)]  # every combination is there, as nearly always
+    sets = list(map(frozenset, in_order))
     varied = [place for place, numbers in enumerate(sets) if len(numbers) > 1]
     *outer, last = (columns[place] for place in varied)
     by_outer: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, numbers in enumerate(zip(*outer, strict=True)):
         by_outer[numbers].append(index)
     single = {number: frozenset((number,)) for place in varied[:-1] for number in sets[place]}
-    boxes: list[_Box] = [
+    boxes: list[tuple[tuple[frozenset[str], ...], list[int]]] = [
         ((*map(single.__getitem__, numbers), frozenset([last[index] for index in own])), [keys[index] for index in own])
         for numbers, own in by_outer.items()
     ]
@@ -156,15 +216,16 @@ def _among(
     return tuple(found)
 
 
-def _ranges(numbers: frozenset[str]) -> str:
+def _ranges(numbers: Collection[str]) -> str:
     """Return `3` for one number, otherwise `{0..31}` or `{0,2,5..7}`."""
     if len(numbers) == 1:
         return str(*numbers)
+    values = sorted(map(int, numbers))
+    after_holes = compress(count(1), map((1).__lt__, map(sub, values[1:], values)))
     texts: list[str] = []
-    # Along a run of neighbours, a number and its place in the list keep their distance.
-    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda item: item[1] - item[0]):
-        values = [n for _, n in run]
-        texts += [f"{values[0]}..{values[-1]}"] if len(values) > 2 else map(str, values)
+    for begin, end in pairwise([0, *after_holes, len(values)]):
+        run = values[begin:end]
+        texts += [f"{run[0]}..{run[-1]}"] if len(run) > 2 else map(str, run)
     return "{" + ",".join(texts) + "}"
 
 

@@ -10,7 +10,7 @@ from ..drawing.screen import ROWS, Block, Part, Several, screen, section
 from ..drawing.sizes import count_text, parameters_text, percent, size_text, table
 from ..drawing.styles import paint
 from ..errors import counted, printable
-from ..keys import collapse
+from ..keys import collapse_modules
 from .tensor_reports import TensorReports
 
 if TYPE_CHECKING:
@@ -240,42 +240,23 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
-    leaves: dict[str, Sequence[tuple[str, str]]] = {}
-    sizes: dict[str, int] = {}
-    shown: dict[tuple[str, Kind], tuple[tuple[str, str]]] = {}  # of the few kinds of tensors that there are
-    for key, t in zip(*tensors, strict=True):
-        module, _, leaf = key.rpartition(".")
-        text = shown.get((leaf, t)) or shown.setdefault((leaf, t), (_leaf(leaf, t, usual, everything),))
-        held = leaves.get(module)
-        if held is None:  # one object for all modules with this leaf alone: there may be very many
-            leaves[module], sizes[module] = text, t.bytes
-            continue
-        if isinstance(held, list):
-            held += text
-        else:
-            leaves[module] = [*held, *text]
-        sizes[module] += t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
-    for group in collapse(zip(leaves, map(tuple, leaves.values()), strict=True)):
-        held = leaves[group.keys[0]]
-        name = printable(group.pattern, 80) + (f"  x{len(group.keys):,}" if len(group.keys) > 1 else "")
-        texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in held]
-        size = sum(map(sizes.__getitem__, group.keys))
+    for group in collapse_modules(*tensors):
+        name = printable(group.pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
+        size = group.count * sum(kind.bytes for _, kind in group.leaves)
+        texts = [f"{printable(leaf, 40)} {_shape(kind, usual, everything)}" for leaf, kind in group.leaves]
         folded.append((name, size, (name or "(top level)", size_text(size), texts)))
     rows = _sorted(folded, sort)
     room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))
     return [(name, size, _fitting(texts, room)) for name, size, texts in rows]
 
 
-def _leaf(leaf: str, t: Kind, usual: Sequence[str], everything: bool) -> tuple[str, str]:
-    """The last component of a key, and the shape of the tensor with what is not as in most tensors.
-
-    USUAL are the dtype and the location of most.
-    """
+def _shape(t: Kind, usual: Sequence[str], everything: bool) -> str:
+    """The shape of a tensor with what is not as in most. USUAL are the dtype and the location of most."""
     unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
     unusual += [t.kind] if t.kind != "dense" else []
     axes = [t.role.axes] if everything and t.role is not None and t.role.axes else []
-    return leaf, " ".join([str(t.shape), *axes, *unusual])
+    return " ".join([str(t.shape), *axes, *unusual])
 
 
 def _fitting(texts: list[str], room: int) -> str:

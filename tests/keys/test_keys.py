@@ -16,6 +16,7 @@ from ckptool.keys import (
     add_prefix,
     closest,
     collapse,
+    collapse_modules,
     common_prefix,
     drop_first,
     find_wrappers,
@@ -538,6 +539,30 @@ def test_keys_fold_together_as_if_each_were_taken_apart_by_itself(keys):
             assert apart[one] == apart[other]
         elif len(apart[one]) == 2:  # with one number, all that differ in it alone are folded
             assert apart[one] != apart[other]
+
+
+TENSORS_OF_MODULES = st.lists(
+    st.tuples(st.sampled_from(["a.{}", "a.{}.b.{}", "{}", "a.x{}", ""]), st.integers(0, 2), st.integers(0, 1)),
+    unique=True,
+)
+
+
+@given(TENSORS_OF_MODULES, st.sets(st.sampled_from(["w", "b", "0", "1", "w.0"]), min_size=1), st.data())
+def test_modules_fold_as_if_the_tensors_of_each_were_looked_at_by_itself(modules, leaves, data):
+    keys = dict.fromkeys(
+        f"{pattern.format(x, y)}.{leaf}".removeprefix(".") for pattern, x, y in modules for leaf in sorted(leaves)
+    )
+    kept = [key for key in keys if data.draw(st.integers(0, 9))]
+    kinds = [data.draw(st.sampled_from("kkkkkkkkl")) for _ in kept]
+    tensors = {}
+    for key, kind in zip(kept, kinds, strict=True):
+        module, _, leaf = key.rpartition(".")
+        tensors.setdefault(module, []).append((leaf, kind))
+    by_module = [
+        (one.pattern, len(one.keys), one.signature)
+        for one in collapse((module, tuple(held)) for module, held in tensors.items())
+    ]
+    assert [(one.pattern, one.count, one.leaves) for one in collapse_modules(kept, kinds)] == by_module
 
 
 @pytest.mark.parametrize("odd", [".".join("123456789"), "x\n"])

@@ -133,8 +133,8 @@ def _form(space: str) -> tuple[str, re.Pattern[str], int]:
 #: Headers as the reference and most others write them, and as `json.dumps` does, with one order of the fields.
 _FORMS = _form(""), _form(" ")
 _METADATA = re.compile(r'{"__metadata__": ?')
-#: Characters of a header that are taken apart at once.
-_AT_ONCE = 1 << 20
+#: Characters of a header that are taken apart at once. More than the cache of a processor holds take longer.
+_AT_ONCE = 1 << 17
 
 
 def _read_usual(raw: bytes) -> Header | None:
@@ -176,13 +176,13 @@ def _read_usual(raw: bytes) -> Header | None:
         if not found:
             return None
         columns = list(zip(*found, strict=True))
-        if sum(sum(map(len, column)) for column in columns) + outside * len(found) != len(part):
+        if sum(map(len, map("".join, columns))) + outside * len(found) != len(part):
             return None
         names += columns[0]
         told += columns[1]
         try:
-            offsets += read_json(f"[{','.join(columns[2])}]")
-        except Malformed:
+            offsets += json.loads(f"[{','.join(columns[2])}]")
+        except ValueError:
             return None
     begins, ends = offsets[::2], offsets[1::2]
     known: dict[str, _Kind] = {}
