@@ -3,12 +3,13 @@ gate.
 
 In `down(silu(a(x)) * b(x))` the gate is a, whatever its name is. A layer that computes both has the gate in one half of
 its output (Shazeer, "GLU Variants Improve Transformer", 2020). Outputs of several layers may be added first, as where
-a condition comes in: `tanh(a(x) + c(y)) * sigmoid(b(x) + d(y))`. No other module follows gates.
+a condition comes in: `tanh(a(x) + c(y)) * sigmoid(b(x) + d(y))`. Further layers may stand between the value and the
+product, as in Mamba: `down(silu(a(x)) * ssm(conv(b(x))))`. No other module follows gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
@@ -23,16 +24,20 @@ _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 
 
 #: What a tensor comes from: the key of a weight, and which half of its outputs, if one. Of a sum, those of several.
-_Origins = tuple[tuple[str, int | None], ...]
+_Origin = tuple[str, int | None]
+_Origins = tuple[_Origin, ...]
 #: Outputs of so many weights in a sum are followed. The sums of residual blocks grow with each block.
 _MOST_ADDED = 4
+#: Outputs, or halves of outputs, that a tensor was computed from, through whatever: the last ones so many.
+_MOST_BEHIND = 16
 
 
 class Gating:
     """Follows the output of each weight until it is multiplied with the output of another weight.
 
     Attributes:
-        roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
+        roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied,
+            that of "up" perhaps after further layers.
         halves: key of a weight -> which half of its output is the gate of the other half.
         opens: key of a weight -> "gate" or "up", as in `roles`, where both layers go through an activation and that of
             the gate is a sigmoid.
@@ -43,6 +48,9 @@ class Gating:
         self.halves: dict[str, Gate] = {}
         self.opens: dict[str, str] = {}
         self._origins: dict[int, _Origins] = {}
+        # id of a tensor -> the outputs and halves that it was computed from, each with a number that counts them all
+        self._behind: dict[int, dict[_Origin, int]] = {}
+        self._count = 0
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
         self._inputs: dict[int, int] = {}  # id of such a tensor -> how many were met before it
@@ -58,6 +66,7 @@ class Gating:
         activation and they come from at most four outputs together. Where CALL multiplies two tensors element by
         element, one of them may be the gate of the other (`_judge`).
         """
+        self._compute(call)
         if call.name in PRODUCTS or call.name.startswith("conv"):
             self._begin(call.tensors, call.result, keys)
             return
@@ -70,6 +79,22 @@ class Gating:
             added = sorted({origin for origins in found for origin in origins}, key=repr)
             if len(added) <= _MOST_ADDED:
                 self._origins[id(call.result)] = tuple(added)
+
+    def _compute(self, call: Call) -> None:
+        """Note in `_behind` that the results of CALL were computed from all that the tensors in CALL were computed
+        from: the last 16 outputs and halves of outputs.
+        """
+        behind = {origin: number for t in call.tensors for origin, number in self._behind.get(id(t), {}).items()}
+        last = dict(sorted(behind.items(), key=lambda item: item[1])[-_MOST_BEHIND:])
+        for result in call.result if isinstance(call.result, tuple | list) else (call.result,):
+            if hasattr(result, "ndim"):
+                self._behind[id(result)] = last
+
+    def _start(self, value: Any, origins: _Origins) -> None:
+        """Note that the tensor VALUE is the output, or the half of one, that ORIGINS name; of a sum, those of all."""
+        self._origins[id(value)] = origins
+        self._count += 1
+        self._behind[id(value)] = self._behind.get(id(value), {}) | dict.fromkeys(origins, self._count)
 
     def _go_on(self, call: Call, origins: _Origins) -> None:
         """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
@@ -87,20 +112,23 @@ class Gating:
             halves = len(call.result) == 2 and call.divided != 0  # those of a batch are no halves of outputs
             if halves and call.result[0].shape == call.result[1].shape:
                 for place, part in enumerate(call.result):
-                    self._origins[id(part)] = tuple((key, place) for key, _ in origins)
+                    self._start(part, tuple((key, place) for key, _ in origins))
+                    self._pass_activation(call, part)
         elif hasattr(call.result, "ndim"):
             taken = _half(call.args) if whole and call.name == "__getitem__" else None
-            self._origins[id(call.result)] = tuple((key, half if taken is None else taken) for key, half in origins)
-            self._pass_activation(call)
+            self._origins[id(call.result)] = origins
+            if taken is not None:
+                self._start(call.result, tuple((key, taken) for key, _ in origins))
+            self._pass_activation(call, call.result)
 
-    def _pass_activation(self, call: Call) -> None:
-        """Note the activation that the result of CALL went through: CALL itself, or else that of the first of its
-        arguments that went through one. Nothing is noted if there is none.
+    def _pass_activation(self, call: Call, result: Any) -> None:
+        """Note the activation that RESULT, a result of CALL, went through: CALL itself, or else that of the first of
+        its arguments that went through one. Nothing is noted if there is none.
         """
         before = next((self._active[id(t)] for t in call.tensors if id(t) in self._active), None)
         active = call.name if call.name in _ACTIVATIONS else before
         if active is not None:
-            self._active[id(call.result)] = active
+            self._active[id(result)] = active
 
     def input_of(self, key: str) -> int | None:
         """Return a number for the tensor that the weight KEY took last, the same for weights that took the same object;
@@ -120,40 +148,61 @@ class Gating:
         data = [t for t in tensors if id(t) not in keys]
         if len(weights) == len(data) == 1 and hasattr(result, "ndim"):
             key = keys[id(weights[0])]
-            self._origins[id(result)] = ((key, None),)
+            self._start(result, ((key, None),))
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
         """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate
         (`_note_gate`): the only one that went through an activation, or, if both did, the only one whose activation is
-        a sigmoid (van den Oord et al., "WaveNet", 2016). Nothing is noted if neither did, if both are sigmoids, or if
-        both are other activations.
+        a sigmoid (van den Oord et al., "WaveNet", 2016). It is no gate if both are sigmoids, or if both are other
+        activations.
+
+        If the value goes through further layers, their activations do not count: the gate is then the only one that
+        went through an activation and has its counterpart among all that the other one was computed from (`_behind`).
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in SIGMOIDS) for name in made]
         if opens[0] != opens[1]:
             gate, up = (one, other) if opens[0] else (other, one)
-            self._note_gate(gate, up, alone=None in made)
+            self._note_gate(gate, self._counterparts(gate, self._origins.get(id(up), ())), alone=None in made)
+        far = []
+        for gate, up in ((one, other), (other, one)):
+            near = self._counterparts(gate, self._origins.get(id(up), ()))
+            found = self._counterparts(gate, self._behind.get(id(up), ()))
+            if found and not near and id(gate) in self._active:
+                far.append((gate, found))
+        if len(far) == 1:
+            (gate, found), *_ = far
+            self._note_gate(gate, found, alone=self._active[id(gate)] not in SIGMOIDS, far=True)
 
-    def _note_gate(self, gate: Any, up: Any, *, alone: bool) -> None:
-        """Note that the tensor GATE is the gate of the tensor UP. The first note for a weight stays.
-
-        If they are the two halves of the output of one weight, `halves` gets the half that GATE is and its activation.
-        If they are the outputs of two weights of equal sizes with one input, these get "gate" and "up": in `roles` if
-        only GATE went through an activation (ALONE), else in `opens`, because recurrent cells multiply such layers as
-        well. If they are sums of outputs, that is done for each output in GATE that has just one such counterpart in UP
-        (`_are_counterparts`). Nothing is noted of other tensors.
+    def _counterparts(self, gate: Any, among: Collection[_Origin]) -> list[tuple[_Origin, _Origin]]:
+        """Return (output, its counterpart) for each output that the tensor GATE comes from, if just one of AMONG is its
+        counterpart (`_are_counterparts`).
         """
-        for key, half in self._origins.get(id(gate), ()):
-            others = [one for one in self._origins.get(id(up), ()) if self._are_counterparts((key, half), one)]
-            if len(others) == 1 and others[0][0] == key:
-                self.halves.setdefault(key, Gate(half or 0, self._active.get(id(gate), "").rstrip("_")))
-            elif len(others) == 1:
+        found = [
+            (own, [one for one in among if self._are_counterparts(own, one)]) for own in self._origins.get(id(gate), ())
+        ]
+        return [(own, others[0]) for own, others in found if len(others) == 1]
+
+    def _note_gate(
+        self, gate: Any, counterparts: Sequence[tuple[_Origin, _Origin]], *, alone: bool, far: bool = False
+    ) -> None:
+        """Note that the tensor GATE is a gate; COUNTERPARTS has (output that it comes from, output that it multiplies).
+        The first note for a weight stays.
+
+        If the two are halves of the output of one weight, `halves` gets the half that is the gate, its activation, and
+        whether the other half goes through further layers (FAR). If they are the outputs of two weights, these get
+        "gate" and "up": in `roles` if ALONE, else in `opens`, because recurrent cells multiply such layers as well.
+        """
+        for (key, half), (other, _) in counterparts:
+            if other == key:
+                self.halves.setdefault(key, Gate(half or 0, self._active.get(id(gate), "").rstrip("_"), far))
+            else:
                 known = self.roles if alone else self.opens
                 known.setdefault(key, "gate")
-                known.setdefault(others[0][0], "up")
+                known.setdefault(other, "up")
 
-    def _are_counterparts(self, one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
+    def _are_counterparts(self, one: _Origin, other: _Origin) -> bool:
         """Return whether ONE and OTHER, each (key of a weight, half of its output, or None for all of it), are the two
         halves of the output of one weight, or the whole outputs of two weights of equal sizes that took the same tensor
         last.

@@ -468,10 +468,11 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
         yield InputSpec("float32", (2,))
     elif among > 1 and not tokens and _COORDINATES.search(name):
         yield from (InputSpec("float32", shape) for shape in ((12, 3), (12, 4), (12, 2), (2, 12, 3), (2, 12, 4)))
-    if _LABELS.search(name) and labels:
-        yield from (*labels, *tokens, *plain)
+    times = [InputSpec("int64", (2,), 100), InputSpec("float32", (2,))]
+    if _LABELS.search(name) and (labels or among > 1):
+        yield from (*(labels or times), *tokens, *plain)  # without a table, a level of noise may be called a label
     elif _TIMES.search(name):
-        yield from (InputSpec("int64", (2,), 100), InputSpec("float32", (2,)), *plain, *pictures, *tokens)
+        yield from (*times, *plain, *pictures, *tokens)
     elif _TOKENS.search(name):
         yield from (*tokens, *plain, *pictures)
     elif _PICTURES.search(name):

@@ -81,10 +81,12 @@ class Gate(NamedTuple):
     Attributes:
         half: which half of the output is the gate, 0 or 1.
         activation: the name of the activation of the gate ("silu"); "glu" if torch's function `glu` does all of this.
+        far: whether the value goes through further layers before the gate multiplies it.
     """
 
     half: int
     activation: str
+    far: bool = False
 
 
 class Bypass(NamedTuple):

@@ -219,13 +219,15 @@ class _Entries:
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
         """Return the entries of the source's signature for matrices and kernels (two or more dimensions) that no key of
-        MADE reads, although their output flows into a layer that some key of MADE reads. [] if there are none, or if no
-        forward pass of the source's code is known.
+        MADE reads, not even under another name, although their output flows into a layer that some key of MADE reads.
+        [] if there are none, or if no forward pass of the source's code is known.
         """
         tensors = self._source.signature.entries
         flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
-        taken = reduce(or_, (flows[key].before for one in made.entries for key in one.sources if key in flows), 0)
-        left_out = (key for key in made.unused if key in flows and flows[key].bit & taken)
+        taken = [flows[key] for one in made.entries for key in one.sources if key in flows]
+        before, names = reduce(or_, (flow.before for flow in taken), 0), {flow.number for flow in taken}
+        left = [key for key in made.unused if key in flows and flows[key].number not in names]
+        left_out = (key for key in left if flows[key].bit & before)
         return [tensors[key] for key in left_out if len(tensors[key].shape) > 1]
 
     def _with_left_biases(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -268,8 +270,7 @@ class _Entries:
         beside a matrix or kernel that ONE reads; its key, if it is in no module. None if there is none.
 
         Two layers stand beside each other if the source's code runs them on the same input, by the same function (not
-        `embedding`), and they have as many outputs and inputs: the model may need the sum of the two. A tensor that is
-        the one that ONE reads under another name does not count.
+        `embedding`), and they have as many outputs and inputs: the model may need the sum of the two.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -279,8 +280,7 @@ class _Entries:
             for other in unused:
                 there = other.facts.flow
                 alike = other.how == used.how != "embedding" and other.shape[:2] == used.shape[:2]
-                same = there is not None and there.number == flow.number  # one tensor by two names
-                if alike and there is not None and there.before == flow.before and not same:
+                if alike and there is not None and there.before == flow.before:
                     return other.key.rpartition(".")[0] or other.key
         return None
 

@@ -356,14 +356,16 @@ def all_in(words: Iterable[str], name: str) -> bool:
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
     """Return the words of all components of PATH, in lower case. A word that ends in a kind of layer, or begins with a
     letter for queries, keys, values or weights before a known word, is two words (`_apart`): "skipbn" gives ("skip",
-    "bn").
+    "bn"). A component that is a number begins with 0: `attn.2` gives ("attn", "02"), `attn2` ("attn", "2").
     """
     return _words_of(tuple(path))
 
 
 @cache
 def _words_of(path: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part for component in path for word in cut(component) for part in _apart(word))
+    # a place in a list is no number of a name: `attn2` may be the second attention of a block, `attn.2` is the third
+    placed = (f"0{component}" if component.isdecimal() else component for component in path)
+    return tuple(part for component in placed for word in cut(component) for part in _apart(word))
 
 
 @cache

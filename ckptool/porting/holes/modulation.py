@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ...model_code.call import SIGMOIDS
 from ...model_code.signature import Gate
 from .. import expression as ex
 from ..expression import Expr
@@ -85,7 +86,7 @@ def doubt_gates(filling: Filling) -> None:
             continue
         theirs = whole.entry.facts.gate
         if theirs is None and not filling.same_code(t, s) and not _is_of_glu(s, gate):
-            _doubt_half(filling, t, gate, whole)
+            _doubt_far(filling, t, gate) if gate.far else _doubt_half(filling, t, gate, whole)
         elif theirs is not None and theirs.half != gate.half:
             _exchange(filling, t, 2)
 
@@ -109,6 +110,14 @@ def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
     first = 0 if named or gate.activation == "silu" else 1
     if kind is None or not named or not kind.sure or gate.half != first:
         _ask(filling, t, 2, Reason.GATE_HALF, exchange=gate.half != first)
+
+
+def _doubt_far(filling: Filling, t: Unit, gate: Gate) -> None:
+    """Exchange the halves of T and ask, if GATE, its gate, is the first half and no sigmoid: code with further layers
+    between the value and the product has the value first (Gu and Dao, "Mamba", 2023). Recurrent cells have sigmoids.
+    """
+    if gate.half == 0 and gate.activation not in SIGMOIDS:
+        _ask(filling, t, 2, Reason.GATE_HALF, exchange=True)
 
 
 #: Activations of what a layer called `glu` computes (Dauphin et al., "Language Modeling with Gated Convolutional
