@@ -260,7 +260,7 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     (`_listed_together`); three or more tensors of one size whose names differ only in the last word; all members of a
     list (`0`, `1` …, which are in no other family), if their sizes differ; names that differ in a number, in a letter,
     or in q, k and v (`_counted`); update and reset gates; names that the vocabulary lists together in no certain order;
-    matrices that take one input (`_of_one_input`); tensors whose sizes differ in one dimension, or in none
+    matrices and kernels that take one input (`_of_one_input`); tensors whose sizes differ in one dimension, or in none
     (`_of_like_sizes`).
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
@@ -301,14 +301,14 @@ def _counted(pieces: list[Piece]) -> list[Family]:
 
 
 def _of_one_input(pieces: list[Piece]) -> list[Family]:
-    """Return a family for each two or more matrices among PIECES that have equal sizes and take the same tensor as
-    their input, as the forward pass shows. The parts are in the order of PIECES, which is not certain (`numbered` is
-    False). Matrices whose input is not known are left out.
+    """Return a family for each two or more matrices or kernels among PIECES that have equal sizes and take the same
+    tensor as their input, as the forward pass shows. The parts are in the order of PIECES, which is not certain
+    (`numbered` is False). Those whose input is not known are left out.
     """
     groups: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         taken = piece.entry.facts.input
-        if taken is not None and len(piece.shape) == 2:
+        if taken is not None and len(piece.shape) > 1:
             groups[taken, piece.shape].append(piece)
     return [Family(tuple(group), (), numbered=False) for group in groups.values() if len(group) > 1]
 
