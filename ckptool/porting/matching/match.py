@@ -563,13 +563,15 @@ class Matcher:
         T is a new head if the names of T and S exclude each other (a class token and a mask token), or if the model
         runs T after the targets of all known pairs (`_turn`). If the names of any known pair are not equal
         (`Naming.renamed`), the second reason only counts if T and S are vectors behind layers without partners
-        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`).
+        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`). It never counts if the
+        source's code runs S after the sources of all known pairs, too.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
-        others = [t for t, _ in pairs if id(t) not in inside]
-        renamed = any(self.naming.renamed(t) for t in others)
-        last = max((_turn(t) for t in others), default=0)
+        known = [pair for pair in pairs if id(pair[0]) not in inside]
+        renamed = any(self.naming.renamed(t) for t, _ in known)
+        last = max((_turn(t) for t, _ in known), default=0)
+        turns = [s.turn for _, s in known]
         paired = {id(u) for pair in pairs for u in pair}
         return [
             (t, s)
@@ -577,6 +579,7 @@ class Matcher:
             if hard_conflict(t.words, s.words)
             or (
                 _turn(t) > last
+                and (s.turn is None or any(turn is None or turn > s.turn for turn in turns))
                 and (not renamed or self._behind_new(t, s, paired) or self.in_unused_parts(t, s, both=True))
             )
         ]
