@@ -51,6 +51,7 @@ class Gating:
         # id of a tensor -> the outputs and halves that it was computed from, each with a number that counts them all
         self._behind: dict[int, dict[_Origin, int]] = {}
         self._count = 0
+        self._last_run: dict[str, int] = {}  # what was counted when the weight was used last
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
         self._inputs: dict[int, int] = {}  # id of such a tensor -> how many were met before it
@@ -71,8 +72,8 @@ class Gating:
             self._begin(call.tensors, call.result, keys)
             return
         found = {self._origins[id(t)] for t in call.tensors if id(t) in self._origins}
-        if call.name in MULTIPLIES and len(call.tensors) == 2:
-            self._judge(call.tensors[0], call.tensors[1])
+        for one, other in _multiplied(call):
+            self._judge(one, other)
         if len(found) == 1:
             self._go_on(call, *found)
         elif call.name in ADDS and len(found) == 2 and not any(id(t) in self._active for t in call.tensors):
@@ -148,6 +149,7 @@ class Gating:
         data = [t for t in tensors if id(t) not in keys]
         if len(weights) == len(data) == 1 and hasattr(result, "ndim"):
             key = keys[id(weights[0])]
+            self._last_run[key] = self._count
             self._start(result, ((key, None),))
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
@@ -159,6 +161,7 @@ class Gating:
 
         If the value goes through further layers, their activations do not count: the gate is then the only one that
         went through an activation and has its counterpart among all that the other one was computed from (`_behind`).
+        What a recurrent cell computed in an earlier step does not count.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in SIGMOIDS) for name in made]
@@ -168,7 +171,8 @@ class Gating:
         far = []
         for gate, up in ((one, other), (other, one)):
             near = self._counterparts(gate, self._origins.get(id(up), ()))
-            found = self._counterparts(gate, self._behind.get(id(up), ()))
+            behind = self._behind.get(id(up), {}).items()
+            found = self._counterparts(gate, [one for one, number in behind if number > self._last_run[one[0]]])
             if found and not near and id(gate) in self._active:
                 far.append((gate, found))
         if len(far) == 1:
@@ -211,6 +215,18 @@ class Gating:
         if key == other_key:
             return half is not None and rest is not None and half != rest
         return half is rest is None and self._taken[key] == self._taken[other_key]
+
+
+def _multiplied(call: Call) -> list[tuple[Any, Any]]:
+    """Return the pairs of tensors that CALL multiplies element by element; [] if it multiplies none."""
+    tensors = call.tensors
+    if call.name in MULTIPLIES and len(tensors) == 2:
+        return [(tensors[0], tensors[1])]
+    if call.name == "addcmul" and len(tensors) == 3:
+        return [(tensors[1], tensors[2])]
+    if call.name == "lerp" and len(tensors) == 3:  # a + z * (b - a)
+        return [(tensors[0], tensors[2]), (tensors[1], tensors[2])]
+    return []
 
 
 def _half(args: Any) -> int | None:
