@@ -280,3 +280,102 @@ def test_a_gate_is_found_behind_the_sum_with_a_condition(ours: str, theirs: str)
     ckptool.load_into(model, source.state_dict(), mapping=mapping)
     inputs = torch.rand(2, 8, 5), torch.rand(2, 4, 5)
     torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+class FarBlock(nn.Module):
+    """A value that goes through further layers before its gate multiplies it, in one layer with the gate or two."""
+
+    def __init__(self, *, joined: bool, gate: int = 1) -> None:
+        super().__init__()
+        self.joined, self.gate = joined, gate
+        if joined:
+            self.into = nn.Linear(8, 24)
+        else:
+            self.one, self.two = nn.Linear(8, 12), nn.Linear(8, 12)
+        self.conv, self.step = nn.Conv1d(12, 12, 3, padding=1, groups=12), nn.Linear(12, 12)
+        self.out = nn.Linear(12, 8)
+
+    def forward(self, x: Any) -> Any:
+        halves = self.into(x).chunk(2, -1) if self.joined else (self.one(x), self.two(x))
+        value, gate = halves[1 - self.gate], halves[self.gate]
+        value = F.silu(self.conv(value.transpose(1, 2)).transpose(1, 2))
+        value = value * torch.sigmoid(self.step(value)) + value
+        return self.out(value * F.silu(gate))
+
+
+class FarModel(nn.Module):
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(8, 8), FarBlock(**how), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.block(self.first(x)))
+
+
+@pytest.mark.parametrize("theirs", [0, 1])
+@pytest.mark.parametrize("ours", [0, 1])
+@pytest.mark.parametrize("joined", [(True, False), (False, True), (True, True)])
+def test_a_gate_is_found_behind_the_further_layers_of_its_value(
+    joined: tuple[bool, bool], ours: int, theirs: int
+) -> None:
+    source, model = (FarModel(joined=j, gate=g) for j, g in zip(joined, (theirs, ours), strict=True))
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,6,8]"])
+    assert not mapping.having("guessed") + mapping.having("unmapped")
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    x = torch.rand(2, 6, 8)
+    torch.testing.assert_close(model(x), source(x))
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+def test_the_value_is_first_if_it_goes_through_further_layers_and_no_code_says_more(gate: int) -> None:
+    source, model = FarModel(joined=True).state_dict(), FarModel(joined=True, gate=gate)
+    renamed = {key.replace("into", "in_proj"): value for key, value in source.items()}
+    mapping = ckptool.transfer(renamed, model, inputs=["float32[2,6,8]"])
+    (entry,) = [entry for entry in mapping.entries if entry.target == "block.into.weight"]
+    assert [question.reason for question in entry.questions] == ([Reason.GATE_HALF] if gate == 0 else [])
+    assert entry.expr is not None
+    assert entry.expr.is_copy == (gate == 1)
+
+
+class Cell(nn.Module):
+    """A recurrent cell of convolutions, with two of its gates in one layer or apart."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "joined":
+            self.conv_zr = nn.Conv2d(5, 6, 1)
+        else:
+            self.reset_gate, self.update_gate = nn.Conv2d(5, 3, 1), nn.Conv2d(5, 3, 1)
+        self.out_gate = nn.Conv2d(5, 3, 1)
+
+    def forward(self, x: Any, h: Any) -> Any:
+        both = torch.cat([x, h], 1)
+        if self.how == "joined":
+            z, r = self.conv_zr(both).sigmoid().chunk(2, 1)
+        else:
+            z, r = self.update_gate(both).sigmoid(), self.reset_gate(both).sigmoid()
+        n = self.out_gate(torch.cat([x, h * r], 1)).tanh()
+        return torch.lerp(h, n, z) if self.how == "joined" else h * (1 - z) + n * z
+
+
+class Film(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.cell, self.head = Cell(how), nn.Linear(3, 4)
+
+    def forward(self, frames: Any) -> Any:
+        h = frames.new_zeros(len(frames), 3, 4, 4)
+        for x in frames.unbind(1):
+            h = self.cell(x, h)
+        return self.head(h.mean((2, 3)))
+
+
+@pytest.mark.parametrize("how", [("joined", "apart"), ("apart", "joined")])
+def test_a_recurrent_cell_tells_its_update_gate_from_its_reset_gate(how: tuple[str, str]) -> None:
+    source, model = map(Film, how)
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3,2,4,4]"])
+    assert not mapping.having("guessed") + mapping.having("unmapped")
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    frames = torch.rand(2, 3, 2, 4, 4)
+    torch.testing.assert_close(model(frames), source(frames))

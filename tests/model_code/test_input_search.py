@@ -142,9 +142,22 @@ class Conditioned(nn.Module):
         return self.norm(x) * condition[:, None] + torch.cat(angles, -1).sum()
 
 
+class Noisy(nn.Module):
+    """Calls its level of noise a label, without a table of labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.time = nn.Conv2d(3, 8, 3), nn.Linear(6, 8)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        assert labels.ndim == 1
+        waves = labels[:, None].float() * torch.arange(1.0, 7.0)
+        return self.image(x) + self.time(waves)[:, :, None, None]
+
+
 @pytest.mark.parametrize(
     "model",
-    [Conditioned, MapsApart, MapsInAList, ABatch, Graph, OptionalNeeded, Film, OneRow, Recurrent, Mel],
+    [Conditioned, Noisy, MapsApart, MapsInAList, ABatch, Graph, OptionalNeeded, Film, OneRow, Recurrent, Mel],
     ids=lambda kind: kind.__name__,
 )
 def test_inputs_are_found_that_use_every_weight(model: Any) -> None:

@@ -627,3 +627,17 @@ def test_a_norm_is_told_from_a_token_and_from_a_layer_with_one_output() -> None:
     assert pairing(mapping)["out.0.weight"] == "last.weight"
     assert pairing(mapping)["out.2.weight"] == "head.weight"
     assert "cls_token" not in pairing(mapping)
+
+
+def test_a_place_in_a_list_is_no_number_of_a_name() -> None:
+    assert labels(words_of(("blocks", "0", "attn2", "to_q")), hard=True)["crossing"] == "cross"
+    assert "crossing" not in labels(words_of(("attn", "2", "to_q")), hard=True)
+
+
+def test_two_words_for_a_bound_are_one() -> None:
+    shapes = {"a.weight": (4, 3), "b.weight": (3, 4)}
+    source = shapes | {"min_logvar": (5,), "max_logvar": (5,)}
+    target = {"logvar_hi": (5,), "logvar_lo": (5,)} | {key.upper(): shape for key, shape in shapes.items()}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["logvar_hi"] == "max_logvar"
+    assert status(mapping, "logvar_lo") == "mapped"

@@ -483,6 +483,58 @@ def test_a_second_name_of_a_layer_is_no_layer_beside_it(tied: bool) -> None:
     assert (Reason.LEFT_OUT_BESIDE in asked) == (not tied)
 
 
+class Blocks(nn.Module):
+    """Blocks that compute filters of the same edges, each by a net that it holds under two names, or under one."""
+
+    def __init__(self, *, twice: bool) -> None:
+        super().__init__()
+        self.into, self.blocks = nn.Linear(3, 6), nn.ModuleList()
+        for _ in range(3):
+            net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))
+            held = {"net": net, "conv": nn.ModuleDict({"net": net, "out": nn.Linear(6, 6)})}
+            self.blocks.append(nn.ModuleDict(held if twice else {"filter": net, "out": nn.Linear(6, 6)}))
+        self.twice = twice
+
+    def forward(self, x: Any) -> Any:
+        edges, x = x[:, :4], self.into(x[:, 4:])
+        for block in self.blocks:
+            filters, out = (block["net"], block["conv"]["out"]) if self.twice else (block["filter"], block["out"])
+            x = x + out(x * filters(edges))
+        return x
+
+
+def test_another_name_of_a_layer_that_another_key_reads_is_not_left_out() -> None:
+    theirs, own = Blocks(twice=True), Blocks(twice=False)
+    mapping = ported(theirs, own, "float32[2,7]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 7))
+
+
+class Tower(nn.Module):
+    """A body, and a last layer beside it. The file has a layer of the body that nothing runs, too."""
+
+    def __init__(self, last: str, *, spare: bool) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({name: nn.Linear(6 + n, 7 + n) for n, name in enumerate("abcdefg")})
+        if spare:
+            self.body["pooler"] = nn.Linear(6, 6)
+        self.last = last
+        self.add_module(last, nn.Linear(13, 4))
+
+    def forward(self, x: Any) -> Any:
+        for name in "abcdefg":
+            x = self.body[name](x).tanh()
+        return self.get_submodule(self.last)(x)
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_a_last_layer_of_another_name_is_a_guess_if_both_codes_run_it_last_and_new_else(code: bool) -> None:
+    theirs, own = Tower("2", spare=True), Tower("dense", spare=False)
+    mapping = ported(theirs, own, "float32[2,6]", code=code)
+    assert found(mapping, "dense.weight").status == ("guessed" if code else "unmapped")
+    assert not code or same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
 # ------------------------------------------------------------------------------------------ places in both graphs
 
 

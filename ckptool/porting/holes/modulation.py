@@ -18,32 +18,28 @@ from ..forms.pieces import Piece
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import table, words_of
-from .filling import Filled, Filling, have_one_name
+from .filling import Filled, Filling
 
 
 def doubt_modulation(filling: Filling) -> None:
     """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
     parts (`_doubt_order`). If both forward passes show the orders, the parts are exchanged or kept without a question.
-    Nothing is done if the two sides have the same names, or for pairs of one name or the same code
-    (`Filling.written_once`).
+    Else nothing is done if the two sides have the same names (`Filling.same_names`), or for pairs of one name or the
+    same code (`Filling.written_once`).
 
     If the model was not traced, a pair is asked about if a name on one side is one for scale and shift
     (`_first_by_name`), the weight has 2, 3, 6 or 9 times as many rows as columns (`_parts_of`), the last two components
     of the paths differ, and the two are not of the same code. The option is the layer with its parts exchanged.
     """
-    if filling.same_names:
-        return
     layers = [(t, s, taken) for t, s in filling.matching.pairs if (taken := _taken(t)) and _is_filled(filling, t)]
     first = Counter(taken[0] for *_, taken in layers)
     for t, s, taken in layers:
         theirs = _taken(s)
-        if filling.written_once(t, s):
-            continue
-        if not theirs:
-            _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
-        elif theirs[0] != taken[0]:
+        if theirs and theirs[0] != taken[0]:
             _exchange(filling, t, len(taken))
-    if not filling.target.signature.traced:
+        elif not theirs and not filling.same_names and not filling.written_once(t, s):
+            _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
+    if not filling.target.signature.traced and not filling.same_names:
         for t, s in filling.matching.pairs:
             named = _first_by_name(t) or _first_by_name(s)
             if _parts_of(t) and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
@@ -73,22 +69,22 @@ def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, 
 
 def doubt_gates(filling: Filling) -> None:
     """Ask about each layer of the model that returns a value and its gate (`_gate`) which half of its output is the
-    gate in the source (`_doubt_half`). If both forward passes show it, the halves are exchanged if the codes differ,
-    and kept if not, without a question.
+    gate in the source (`_doubt_half`, `_doubt_far`). If both forward passes show it, the halves are exchanged if the
+    codes differ, and kept if not, without a question.
 
-    Nothing is done if the two sides have the same names, or for pairs of one name (`have_one_name`). If the source's
-    code does not show the gate, nothing is asked about layers of the same code, nor about layers called `glu` whose
-    gate is where torch's `glu` has it (`_is_of_glu`).
+    If the source's code does not show the gate, nothing is asked if the two sides have the same names
+    (`Filling.same_names`), about pairs of one name or of the same code (`Filling.written_once`), nor
+    about layers called `glu` whose gate is where torch's `glu` has it (`_is_of_glu`).
     """
-    for t, s in () if filling.same_names else filling.matching.pairs:
+    for t, s in filling.matching.pairs:
         gate, whole = _gate(t), _whole(s)
-        if gate is None or whole is None or not _is_filled(filling, t) or have_one_name(t, s):
+        if gate is None or whole is None or not _is_filled(filling, t):
             continue
         theirs = whole.entry.facts.gate
-        if theirs is None and not filling.same_code(t, s) and not _is_of_glu(s, gate):
-            _doubt_far(filling, t, gate) if gate.far else _doubt_half(filling, t, gate, whole)
-        elif theirs is not None and theirs.half != gate.half:
+        if theirs is not None and theirs.half != gate.half:
             _exchange(filling, t, 2)
+        elif theirs is None and not filling.same_names and not filling.written_once(t, s) and not _is_of_glu(s, gate):
+            _doubt_far(filling, t, gate) if gate.far else _doubt_half(filling, t, gate, whole)
 
 
 def _is_of_glu(s: Unit, gate: Gate) -> bool:
