@@ -29,10 +29,10 @@ def settle_by_flow(matching: Matching) -> None:
     have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
     help to settle others, until no more are.
 
-    Pairs are left as they are if a look-alike of either side has no partner, or if the place of a unit in its graph is
-    not known. Nothing is done if the places are known of more than 1500 pairs.
+    Pairs are left as they are if a look-alike of either side that its code runs has no partner, or if the place of a
+    unit in its graph is not known. Nothing is done if the places are known of more than 1500 pairs.
     """
-    free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
+    free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side) if unit.flow is not None}
     placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:
         return
