@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .attention import Attention
 from .bypass import Bypasses
 from .call import ADDS, MULTIPLIES, Call, flat, summed_dim
 from .channels import Channels
@@ -148,6 +149,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
         self._gating = Gating()
+        self._attention = Attention(self._gating.made_by)
         self._patches = Patches()
         self._side_by_side = SideBySide()
         self._bypasses = Bypasses()
@@ -198,6 +200,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._learn(call)
         self._channels.see(call, self._keys)
         self._gating.see(call, self._keys)
+        self._attention.see(call, self._keys)
         self._bypasses.see(call, self._keys)
         self._patches.see(call, self._channels.learned)
         self._side_by_side.see(call, self._keys)
@@ -304,8 +307,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
-        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `gates`, `hidden`, `parts`, `takes` and `neighbours`; and
-        `layout`, where no call has set it. Other facts stay.
+        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `attends`, `gates`, `hidden`, `parts`, `takes` and
+        `neighbours`; and `layout`, where no call has set it. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -317,6 +320,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
+            use.facts.attends = self._attention.roles.get(key, "")
             use.facts.parts = self._named_parts.parts.get(key, ())
             use.facts.takes = self._named_parts.takes.get(key, ())
             use.facts.gates = gates.get(key, ())

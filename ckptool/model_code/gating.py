@@ -144,6 +144,13 @@ class Gating:
         """
         return {own for own, _ in self._origins.get(id(value), ())} == {key}
 
+    def made_by(self, value: Any) -> str | None:
+        """Return the key of the weight whose whole output the tensor VALUE was computed from, if it is that of one
+        weight and of no other; None if not, and if a product without weights lies between.
+        """
+        origins = self._origins.get(id(value), ())
+        return origins[0][0] if len(origins) == 1 and origins[0][1] is None else None
+
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
         weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
         data = [t for t in tensors if id(t) not in keys]

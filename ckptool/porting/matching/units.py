@@ -68,6 +68,11 @@ class Unit:
         """Return the numbers in the words of its path, in order; "first" and "one" count as 1 (see `words.numbers`)."""
         return numbers(self.path)
 
+    @property
+    def attends(self) -> str:
+        """Return what its output is in an attention, as its code shows: "q", "k" or "v"; "" if that is not known."""
+        return self.main.entry.facts.attends
+
     def within(self, module: Path) -> bool:
         """Return whether the unit is in the module with the path MODULE, at any depth, or is it."""
         return self.path[: len(module)] == module

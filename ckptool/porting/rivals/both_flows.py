@@ -1,10 +1,10 @@
 """Pair look-alikes, and answer questions about them, by the places that layers have in the graphs of both codes.
 
 Two codes of one model compute each result from the same weights, whatever they call them and in whichever order they
-register or run them. So a layer and its source come after the same layers and before the same layers. Each unit gets a
-label for what is known of its place: its shape and kind, then the labels of all units before it and behind it, and so
-on. A pair that no question is about has a label of its own. If a label belongs to one unit of each side, no look-alike
-has that place.
+register or run them. So a layer and its source come after the same layers and before the same layers, and both give the
+queries, the keys or the values of an attention. Each unit gets a label for what is known of its place: its shape, kind
+and role, then the labels of all units before it and behind it, and so on. A pair that no question is about has a label
+of its own. If a label belongs to one unit of each side, no look-alike has that place.
 """
 
 from __future__ import annotations
@@ -50,29 +50,28 @@ def settle_by_flow(matching: Matching) -> None:
 
 def pair_by_flow(matching: Matching) -> bool:
     """Give targets other sources, by their places in the graphs of both codes, if pairs of MATCHING contradict the
-    graphs: a target comes after other layers than its source (`_contradicted`). Return True if this was done; else
-    False, and nothing is changed.
+    graphs: a target comes after other layers than its source, or gives the queries of an attention and its source the
+    keys (`_contradicted`). Return True if this was done; else False, and nothing is changed.
 
-    Units get labels by shape, kind and place in the graph (`_refined`). Pairs with one label on both sides stay; the
-    sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs then. A
-    target with another source than before loses its evidence, and all questions about which of several look-alikes it
-    is. Nothing is done if the places are known of fewer than 2 or more than 1500 pairs, or if the graphs tell no units
-    apart.
+    Units get labels by shape, kind, role and place in the graph (`_refined`). Pairs with one label on both sides stay;
+    the sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs
+    then. A target with another source than before loses its evidence, and all questions about which of several
+    look-alikes it is. Nothing is done if the places are known of fewer than 2 or more than 1500 pairs.
     """
     places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
     if not 1 < len(placed) <= _MOST:
         return False
     sides = [_Graph([pair[side] for pair in placed]) for side in (0, 1)]
-    if not _contradicted(sides, range(len(placed))):
+    roles = _roles(placed)
+    if not _contradicted(sides, roles, range(len(placed))):
         return False
-    labels = _last(_refined([t.colour for t, _ in placed], sides))
-    if not labels[0]:
-        return False
+    looks = [[(pair[0].colour, own) for pair, own in zip(placed, side, strict=True)] for side in roles]
+    labels = _last(_refined(looks, sides))
     kept = [own == theirs for own, theirs in zip(*labels, strict=True)]
-    labels = _last(_refined([at if kept[at] else t.colour for at, (t, _) in enumerate(placed)], sides))
-    sources = _handed_out(placed, labels) if labels[0] else None
-    if sources is None or _contradicted(sides, sources):
+    first = [[at if kept[at] else look for at, look in enumerate(side)] for side in looks]
+    sources = _handed_out(placed, _last(_refined(first, sides)))
+    if sources is None or _contradicted(sides, roles, sources):
         return False
     for at, new in enumerate(sources):
         if new != at:
@@ -83,17 +82,34 @@ def pair_by_flow(matching: Matching) -> bool:
     return True
 
 
-def _contradicted(sides: Sequence[_Graph], sources: Sequence[int]) -> bool:
-    """Return whether some target comes after other layers than its source: the sources of the units before it in the
-    target's graph are not exactly the units before its source in the source's graph. SIDES has (graph of the target,
-    graph of the source); SOURCES has, for each unit of the target, the number of its source in the source's graph.
+def _contradicted(sides: Sequence[_Graph], roles: Sequence[Sequence[str]], sources: Sequence[int]) -> bool:
+    """Return whether some target has another role in an attention than its source (ROLES, see `_roles`), or comes after
+    other layers: the sources of the units before it in the target's graph are not exactly the units before its source
+    in the source's graph. SIDES has (graph of the target, graph of the source); SOURCES has, for each unit of the
+    target, the number of its source in the source's graph.
     """
     own, theirs = sides
-    return any({sources[n] for n in before} != {*theirs.before[sources[at]]} for at, before in enumerate(own.before))
+    return any(
+        roles[0][at] != roles[1][sources[at]] or {sources[n] for n in before} != {*theirs.before[sources[at]]}
+        for at, before in enumerate(own.before)
+    )
+
+
+def _roles(placed: Sequence[Pair]) -> tuple[list[str], list[str]]:
+    """Return (role of each target of PLACED, role of each source) in an attention: "q", "k", "v", or "" for others.
+    All units of one colour have "" if the two codes do not show each role of them equally often.
+    """
+    held: dict[Hashable, tuple[Counter[str], Counter[str]]] = defaultdict(lambda: (Counter(), Counter()))
+    for t, s in placed:
+        for counted, unit in zip(held[t.colour], (t, s), strict=True):
+            counted[unit.attends] += 1
+    seen = {colour for colour, (own, theirs) in held.items() if own == theirs}
+    own, theirs = ([pair[side].attends if pair[0].colour in seen else "" for pair in placed] for side in (0, 1))
+    return own, theirs
 
 
 def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
-    """Return the last, finest one of LABELS; empty labels if there is none."""
+    """Return the last, finest one of LABELS."""
     last: list[list[int]] = [[], []]
     for last in labels:  # noqa: B007
         pass
@@ -149,10 +165,13 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
     """Return the targets in OPEN_TO (a set of `id`) whose label is that of their source and of no other unit of either
     side; [] if there are none. PLACED has the pairs, SIDES the graphs of both sides.
 
-    At first, a label is shape and kind; pairs without an open question have a label of their own. Labels are made finer
-    by the units before and behind (`_refined`) until there are such targets.
+    At first, a label is shape, kind and role in an attention (`_roles`); pairs without an open question have a label of
+    their own. Labels are made finer by the units before and behind (`_refined`) until there are such targets.
     """
-    first: list[Hashable] = [(t.colour, None if t.doubts else at) for at, (t, _) in enumerate(placed)]
+    known = [None if t.doubts else at for at, (t, _) in enumerate(placed)]
+    first = [
+        [(t.colour, role, at) for (t, _), role, at in zip(placed, own, known, strict=True)] for own in _roles(placed)
+    ]
     for labels in _refined(first, sides):
         counts = [Counter(side) for side in labels]
         found = [
@@ -165,28 +184,26 @@ def _alone(placed: Sequence[Pair], sides: Sequence[_Graph], open_to: Container[i
     return []
 
 
-def _refined(first: Sequence[Hashable], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
-    """Yield [labels of the units of the target, labels of those of the source], finer with each round: units get equal
-    new labels if their old labels are equal, and those of all units before and behind them in their graph, with how
-    often each is there. Stop when neither side gets more different labels; nothing if the first round gives none.
+def _refined(first: Sequence[Sequence[Hashable]], sides: Sequence[_Graph]) -> Iterator[list[list[int]]]:
+    """Yield [labels of the units of the target, labels of those of the source]: first FIRST as numbers, then finer with
+    each round. Units get equal new labels if their old labels are equal, and those of all units before and behind them
+    in their graph, with how often each is there. Stop when neither side gets more different labels.
 
-    FIRST has, for each pair, the label that its two units have at first; these are not yielded. SIDES has the graphs.
+    FIRST has, for each side, the labels that its units have at first. SIDES has the graphs.
     """
     names: dict[Hashable, int] = {}
-    labels = [[names.setdefault(label, len(names)) for label in first] for _ in sides]
-    while True:
-        names = {}
-        finer = [
+    labels = [[names.setdefault(label, len(names)) for label in own] for own in first]
+    before: list[list[int]] = [[], []]
+    while any(len({*new}) > len({*old}) for new, old in zip(labels, before, strict=True)):
+        yield labels
+        names, before = {}, labels
+        labels = [
             [
                 names.setdefault((own[at], _held(own, graph.before[at]), _held(own, graph.behind[at])), len(names))
                 for at in range(len(own))
             ]
-            for own, graph in zip(labels, sides, strict=True)
+            for own, graph in zip(before, sides, strict=True)
         ]
-        if all(len({*new}) == len({*old}) for new, old in zip(finer, labels, strict=True)):
-            return
-        labels = finer
-        yield labels
 
 
 def _held(labels: Sequence[int], members: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,172 @@
+"""Tell queries, keys and values of an attention by what the forward pass does with them, whatever they are called.
+
+In `softmax(q @ k.T) @ v` the softmax adds up over the places of the keys (Vaswani et al., "Attention Is All You Need",
+2017). So does `scaled_dot_product_attention`, which has them in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .call import Call
+from .signature import PRODUCTS
+
+_TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis t".split())
+_SHAPES = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
+
+
+class _Scores(NamedTuple):
+    """The product of the outputs of two layers.
+
+    Attributes:
+        made: the keys of the weights of the two layers.
+        owners: for each dimension, which of the two it lists the places of, 0 or 1; None for both, or if not known.
+    """
+
+    made: tuple[str, str]
+    owners: tuple[int | None, ...]
+
+
+class Attention:
+    """Follows products of the outputs of two layers to a softmax, and from there to the product with a third.
+
+    Args:
+        made_by: returns the key of the weight of the only layer whose output a tensor is, or None.
+    Attributes:
+        roles: key of a weight -> "q", "k" or "v"; "" for a layer that is several of these.
+    """
+
+    def __init__(self, made_by: Callable[[Any], str | None]) -> None:
+        self.roles: dict[str, str] = {}
+        self._made_by = made_by
+        self._scores: dict[int, _Scores] = {}  # by the id of the tensor
+        self._weights: set[int] = set()  # ids of what a softmax made of scores
+
+    def see(self, call: Call, keys: Mapping[int, str]) -> None:
+        """Note in `roles` what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key."""
+        tensors = [t for t in call.tensors if id(t) not in keys]
+        if call.name == "scaled_dot_product_attention":
+            for role, value in zip("qkv", tensors, strict=False):
+                self._note(role, value)
+        elif call.name in PRODUCTS and len(tensors) > 1:
+            self._multiply(call, *tensors[-2:])
+        elif call.name == "softmax":
+            self._soften(call)
+        elif isinstance(call.result, torch.Tensor):
+            self._go_on(call)
+
+    def _note(self, role: str, value: Any) -> None:
+        key = self._made_by(value)
+        if key is not None:
+            self.roles[key] = role if self.roles.get(key, role) == role else ""
+
+    def _multiply(self, call: Call, one: Any, other: Any) -> None:
+        """Note that CALL multiplies the matrices ONE and OTHER: scores, if each is the output of one layer, and not of
+        the same; or values, if one of them is what a softmax made of scores.
+        """
+        if id(one) in self._weights or id(other) in self._weights:
+            self._note("v", other if id(one) in self._weights else one)
+            return
+        made = self._made_by(one), self._made_by(other)
+        if None in made or made[0] == made[1] or not isinstance(call.result, torch.Tensor):
+            return
+        owners = _of_einsum(call) if call.name == "einsum" else (*[None] * (call.result.ndim - 2), 0, 1)
+        if len(owners) == call.result.ndim:
+            self._scores[id(call.result)] = _Scores((made[0] or "", made[1] or ""), owners)
+
+    def _soften(self, call: Call) -> None:
+        """Note the roles of the two layers whose scores the softmax CALL takes: it adds up over the places of keys."""
+        scores = self._scores.get(id(call.first))
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        if scores is None or not isinstance(dim, int):
+            return
+        owner = scores.owners[dim]
+        if owner is not None:
+            for place, key in enumerate(scores.made):
+                role = "k" if place == owner else "q"
+                self.roles[key] = role if self.roles.get(key, role) == role else ""
+            self._weights.add(id(call.result))
+
+    def _go_on(self, call: Call) -> None:
+        """Note that the result of CALL is scores, or what a softmax made of them, if one of its arguments is. Scores
+        are followed if CALL turns them, gives them other sizes, or changes them number by number (a factor, a mask).
+        """
+        if any(id(t) in self._weights for t in call.tensors):
+            self._weights.add(id(call.result))
+        found = [t for t in call.tensors if id(t) in self._scores]
+        if len(found) != 1:
+            return
+        (taken,), scores = found, self._scores[id(found[0])]
+        if call.name in _TURNS:
+            owners = _turned(call, scores.owners)
+        elif call.name in _SHAPES:
+            owners = _regrouped(scores.owners, taken.shape, call.result.shape)
+        else:
+            owners = scores.owners if call.result.shape == taken.shape else ()
+        if len(owners) == call.result.ndim:
+            self._scores[id(call.result)] = scores._replace(owners=owners)
+
+
+def _of_einsum(call: Call) -> tuple[int | None, ...]:
+    """Return, for each dimension of the result of the einsum CALL of two tensors, which of the two has it, 0 or 1; None
+    for one that both have. () if its equation has no arrow, or says "...".
+    """
+    equation = call.args[0] if call.args else ""
+    if not isinstance(equation, str) or "->" not in equation or "." in equation or equation.count(",") != 1:
+        return ()
+    given, result = equation.replace(" ", "").split("->")
+    one, other = given.split(",")
+    return tuple(None if (x in one) == (x in other) else int(x in other) for x in result)
+
+
+def _turned(call: Call, owners: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return OWNERS, a value for each dimension of the first argument of CALL, as CALL turns the dimensions; () if it
+    is called in a way that is not known. The same call is made with dimensions that their sizes tell apart.
+    """
+    probe = torch.empty(tuple(range(len(owners))), device="meta")
+    try:
+        made = getattr(torch, call.name)(probe, *call.args[1:], **call.kwargs)
+    except (TypeError, RuntimeError):
+        made = getattr(torch.Tensor, call.name)(probe, *call.args[1:], **call.kwargs)
+    return tuple(owners[size] for size in made.shape)
+
+
+def _regrouped(owners: Sequence[int | None], before: Sequence[int], after: Sequence[int]) -> tuple[int | None, ...]:
+    """Return OWNERS, a value for each dimension of a tensor with the sizes BEFORE, for the sizes AFTER that the same
+    numbers get. Dimensions that become one have the value that all of them have (sizes of 1 aside), else None, and so
+    has each of those that one becomes.
+    """
+    made: list[int | None] = []
+    at = 0
+    for whole in _blocks(before, after):
+        own = {owner for owner, size in zip(owners[at:], before[at : at + whole[0]], strict=False) if size != 1}
+        made += [own.pop() if len(own) == 1 else None] * whole[1]
+        at += whole[0]
+    return tuple(made)
+
+
+def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (how many of the sizes BEFORE, how many of AFTER) for the smallest runs of both with equal products."""
+    found, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        first, second = i, j
+        one = other = 1
+        while i < len(before) and (i == first or one < other):
+            one, i = one * before[i], i + 1
+        while j < len(after) and (j == second or other < one):
+            other, j = other * after[j], j + 1
+        while one != other and (i < len(before) or j < len(after)):
+            if one < other and i < len(before):
+                one, i = one * before[i], i + 1
+            elif j < len(after):
+                other, j = other * after[j], j + 1
+            else:
+                break
+        found.append((i - first, j - second))
+    return found
+
+
+__all__ = ["Attention"]

@@ -1,0 +1,123 @@
+"""Queries, keys and values that the forward pass of a model shows, whatever they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+from torch.nn import functional as F
+
+import ckptool
+from ckptool.model_code.attention import _blocks, _regrouped
+from ckptool.model_code.building import signature_of
+
+
+def by_matmul(q: Any, k: Any, v: Any) -> Any:
+    return (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
+
+
+def with_keys_first(q: Any, k: Any, v: Any) -> Any:
+    scores = torch.bmm(k, q.transpose(1, 2)).masked_fill(torch.zeros(5, 5, dtype=torch.bool), -1.0)
+    return torch.bmm(F.softmax(scores, dim=1).transpose(1, 2), v)
+
+
+def turned_before_the_softmax(q: Any, k: Any, v: Any) -> Any:
+    return torch.bmm(torch.softmax(torch.bmm(k, q.transpose(1, 2)).permute(0, 2, 1) * 0.5, dim=-1), v)
+
+
+def by_einsum(q: Any, k: Any, v: Any) -> Any:
+    weights = torch.einsum("bjc,bic->bij", k, q).softmax(dim=2)
+    return torch.einsum("bij,bjc->bic", F.dropout(weights, 0.0), v)
+
+
+def in_two_dimensions(q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (x.view(len(x), 5, 1, -1) for x in (q, k, v))
+    scores = torch.einsum("bhwc,bijc->bhwij", q, k)
+    scores = scores.reshape(len(q), 5, 1, 5).softmax(-1).reshape(len(q), 5, 1, 5, 1)
+    return torch.einsum("bhwij,bijc->bhwc", scores, v).flatten(1, 2)
+
+
+def by_torch(q: Any, k: Any, v: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def with_heads(q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (x.unflatten(-1, (2, 3)).transpose(1, 2) for x in (q, k, v))
+    return (torch.matmul(q, k.mT) + torch.ones(5, 5)).softmax(-1).matmul(v).transpose(1, 2).flatten(2)
+
+
+WAYS = [by_matmul, with_keys_first, turned_before_the_softmax, by_einsum, in_two_dimensions, by_torch, with_heads]
+
+
+class Net(nn.Module):
+    """An attention with layers that are registered, and run, in the order of NAMES, whose letters are q, k and v."""
+
+    def __init__(self, way: Any, names: dict[str, str]) -> None:
+        super().__init__()
+        self.way, self.names = way, names
+        for name in names:
+            self.add_module(name, nn.Linear(6, 6))
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        made = {letter: self.get_submodule(name)(x) for name, letter in self.names.items()}
+        return self.out(x + self.way(made["q"], made["k"], made["v"]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_softmax_adds_up_over_are_the_keys(way: Any) -> None:
+    found = signature_of(Net(way, {"a": "k", "b": "v", "c": "q"}), inputs=(torch.zeros(2, 5, 6),))
+    assert {key[0]: e.facts.attends for key, e in found.entries.items() if key.endswith("weight")} == {
+        "a": "k",
+        "b": "v",
+        "c": "q",
+        "o": "",
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("order", ["kvq", "vqk", "qkv"])
+def test_two_codes_tell_queries_keys_and_values_whatever_their_order_and_names(way: Any, order: str) -> None:
+    source = Net(by_torch, {"NIN_0": "q", "NIN_1": "k", "NIN_2": "v"})
+    model = Net(way, {f"part_{letter}": letter for letter in order})
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,5,6]"])
+    assert not mapping.having("guessed") + mapping.having("unmapped")
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    theirs = {letter: name for name, letter in source.names.items()}
+    for name, letter in model.names.items():
+        assert torch.equal(model.get_submodule(name).weight, source.get_submodule(theirs[letter]).weight)
+
+
+def test_a_layer_that_gives_queries_and_keys_has_no_role() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both, self.value = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            return F.scaled_dot_product_attention(self.both(x), self.both(x), self.value(x))
+
+    found = signature_of(Both(), inputs=(torch.zeros(2, 5, 6),))
+    assert [found.entries[f"{name}.weight"].facts.attends for name in ("both", "value")] == ["", "v"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "blocks"),
+    [
+        ((2, 8, 8, 8, 8), (2, 8, 8, 64), [(1, 1), (1, 1), (1, 1), (2, 1)]),
+        ((6, 4), (3, 8), [(2, 2)]),
+        ((24,), (2, 3, 4), [(1, 3)]),
+        ((2, 3, 4), (2, 3, 1, 4), [(1, 1), (1, 1), (1, 2)]),
+    ],
+)
+def test_dimensions_that_become_others_are_told_by_their_sizes(before: Any, after: Any, blocks: Any) -> None:
+    assert _blocks(before, after) == blocks
+
+
+def test_a_dimension_that_several_become_belongs_to_whom_all_of_them_do() -> None:
+    assert _regrouped((None, 0, 0, 1, 1), (2, 8, 8, 8, 8), (2, 64, 64)) == (None, 0, 1)
+    assert _regrouped((None, 0, 1), (2, 8, 8), (2, 64)) == (None, None)
