@@ -307,8 +307,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
-        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `attends`, `gates`, `hidden`, `parts`, `takes` and
-        `neighbours`; and `layout`, where no call has set it. Other facts stay.
+        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`, `parts`,
+        `takes` and `neighbours`; and `layout`, where no call has set it. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -320,6 +320,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.beside_gate = self._gating.roles.get(key, "")
             use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
+            use.facts.added = frozenset(self._gating.added.get(key, ()))
             use.facts.attends = self._attention.roles.get(key, "")
             use.facts.parts = self._named_parts.parts.get(key, ())
             use.facts.takes = self._named_parts.takes.get(key, ())

@@ -9,7 +9,9 @@ product, as in Mamba: `down(silu(a(x)) * ssm(conv(b(x))))`. No other module foll
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
@@ -41,12 +43,14 @@ class Gating:
         halves: key of a weight -> which half of its output is the gate of the other half.
         opens: key of a weight -> "gate" or "up", as in `roles`, where both layers go through an activation and that of
             the gate is a sigmoid.
+        added: key of a weight -> the weights whose outputs are added to its output.
     """
 
     def __init__(self) -> None:
         self.roles: dict[str, str] = {}
         self.halves: dict[str, Gate] = {}
         self.opens: dict[str, str] = {}
+        self.added: dict[str, set[str]] = defaultdict(set)
         self._origins: dict[int, _Origins] = {}
         # id of a tensor -> the outputs and halves that it was computed from, each with a number that counts them all
         self._behind: dict[int, dict[_Origin, int]] = {}
@@ -80,6 +84,8 @@ class Gating:
             added = sorted({origin for origins in found for origin in origins}, key=repr)
             if len(added) <= _MOST_ADDED:
                 self._origins[id(call.result)] = tuple(added)
+                for (key, _), (other, _) in permutations(added, 2):
+                    self.added[key].add(other)
 
     def _compute(self, call: Call) -> None:
         """Note in `_behind` that the results of CALL were computed from all that the tensors in CALL were computed

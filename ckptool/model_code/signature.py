@@ -175,6 +175,7 @@ class Facts:
             known.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
         opens: the same for two layers that both go through an activation, if that of the gate is a sigmoid.
+        added: the keys of the weights whose outputs the code adds to its output, as it is.
         attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
@@ -209,6 +210,7 @@ class Facts:
     input: int | None = None
     beside_gate: str = ""
     opens: str = ""
+    added: frozenset[str] = frozenset()
     attends: str = ""
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None

@@ -787,3 +787,54 @@ def test_rows_of_a_table_may_be_multiplied_several_times(ways: tuple[float, ...]
     source, model = Net((0.5,)), Net(ways)  # a factor of 0.5 on both sides
     found = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
     assert (found["words.weight"].status, str(found["words.weight"].expr)) == ("mapped", "words.weight")
+
+
+# ------------------------------------------------------------------------------------------------------------- sums
+
+
+class Neighbours(nn.Module):
+    """A layer for itself and one for its neighbours, whose outputs are added; with one bias in a layer, or beside."""
+
+    def __init__(self, *, beside: bool, adds: bool = True) -> None:
+        super().__init__()
+        self.beside, self.adds = beside, adds
+        if beside:
+            self.fc_self, self.fc_neigh = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.bias = nn.Parameter(torch.randn(4))
+        else:
+            self.lin_l, self.lin_r = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        if self.beside:
+            return self.fc_self(x) + self.fc_neigh(x.roll(1, 0)) + self.bias
+        root, others = self.lin_r(x), self.lin_l(x.roll(1, 0))
+        return others + root if self.adds else others * root
+
+
+class Graph(nn.Module):
+    def __init__(self, **how: bool) -> None:
+        super().__init__()
+        self.into = nn.Linear(3, 4)
+        self.layers = nn.ModuleList(Neighbours(**how) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        x = self.into(x)
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_bias_of_a_sum_is_no_question_if_code_adds_the_outputs(adds: bool, turned: bool) -> None:
+    theirs, own = Graph(beside=False, adds=adds), Graph(beside=True)
+    if turned and adds:
+        theirs, own = own, theirs
+    mapping = ported(theirs, own, "float32[5,3]")
+    asked = [reason for key in ("layers.0.bias", "layers.0.lin_l.bias") for reason in reasons(mapping, key)]
+    assert (Reason.BIAS_OF_SUM in asked) == (not adds)
+
+
+def reasons(mapping: Any, key: str) -> list[Reason]:
+    """The reasons of the open questions about KEY; none if there is no such key."""
+    return [q.reason for entry in mapping.entries if entry.target == key for q in entry.questions if q.is_open]

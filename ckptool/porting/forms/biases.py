@@ -12,7 +12,7 @@ from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..questions import Reason
+from ..questions import Question, Reason, ask, ask_code
 from ..words import common_start, cut, label, numbers, table
 from .fusing.projections import fused_kind, own_name, part_label, said_part
 from .layouts import is_bare, turn
@@ -116,38 +116,46 @@ def _part_of_sum(lone: list[Piece], matrices: list[Piece], other: Canon) -> None
     LONE has the biases of one side that are stored by themselves, MATRICES the matrices of that side. Biases of LONE
     that are stored beside two or more matrices with as many rows are removed from the list LONE, so that they stay
     where they are. In OTHER, the bias in one of several parallel layers (`_in_one_of_several`) is moved out of its
-    layer into the module around, with a question. Both are done for each size of which the two sides have equally many
-    of these biases, else neither.
+    layer into the module around, with a question; it is answered if the source's code adds the outputs of these layers.
+    Both are done for each size of which the two sides have equally many of these biases, else neither.
     """
-    sums: dict[Shape, list[Piece]] = defaultdict(list)
+    sums: dict[Shape, list[tuple[Piece, list[Piece]]]] = defaultdict(list)
     for piece in lone:
-        if _is_beside_sum(piece, matrices):
-            sums[squeezed(piece.shape)].append(piece)
-    parts: dict[Shape, list[Piece]] = defaultdict(list)
-    for bias in _in_one_of_several(other):
-        parts[squeezed(bias.shape)].append(bias)
+        if layers := _beside_sum(piece, matrices):
+            sums[squeezed(piece.shape)].append((piece, layers))
+    parts: dict[Shape, list[tuple[Piece, list[Piece]]]] = defaultdict(list)
+    for bias, layers in _in_one_of_several(other):
+        parts[squeezed(bias.shape)].append((bias, layers))
     for shape, found in parts.items():
         if len(found) != len(sums[shape]):
             continue
-        for bias in found:
-            of_sum = replace(bias, path=bias.path[:-1]).asking(Reason.BIAS_OF_SUM)
-            other.change(bias, of_sum)
-        for piece in sums[shape]:
+        added = all(_are_added(layers) for _, layers in (sums[shape] if other.is_target else found))
+        question: Question[Expr] = ask(Reason.BIAS_OF_SUM)
+        if added:
+            question = ask_code(Reason.BIAS_OF_SUM, shows="adds the outputs of these layers")
+        for bias, _ in found:
+            other.change(bias, replace(bias, path=bias.path[:-1]).asked(question))
+        for piece, _ in sums[shape]:
             lone.remove(piece)
 
 
-def _is_beside_sum(bias: Piece, matrices: list[Piece]) -> bool:
-    """Return whether the module that BIAS is stored in holds two or more of MATRICES, with as many rows as it has
-    values.
+def _are_added(layers: list[Piece]) -> bool:
+    """Return whether the code of LAYERS is known to add the output of each to that of each other one."""
+    return all(b.entry.key in a.entry.facts.added for a, b in combinations(layers, 2))
+
+
+def _beside_sum(bias: Piece, matrices: list[Piece]) -> list[Piece]:
+    """Return those of MATRICES in the module that BIAS is stored in that have as many rows as it has values, if they
+    are two or more; else [].
     """
     beside = [m for m in matrices if m.path[:-1] == bias.path and _rows(m) == _rows(bias)]
-    return len(beside) > 1 and len({m.shape[0] for m in beside}) == 1
+    return beside if len(beside) > 1 and len({m.shape[0] for m in beside}) == 1 else []
 
 
-def _in_one_of_several(canon: Canon) -> list[Piece]:
-    """Return the only bias in each module of CANON with two or more layers directly in it, if these are parallel (none
-    is known to feed another, `_are_parallel`) and have equally many outputs, exactly one of them has a bias, and the
-    module itself has none. Layers are weights with two or more dimensions. [] if there is no such module.
+def _in_one_of_several(canon: Canon) -> list[tuple[Piece, list[Piece]]]:
+    """Return (bias, layers) for each module of CANON with two or more layers directly in it, if these are parallel
+    (none is known to feed another, `_are_parallel`) and have equally many outputs, exactly one of them has a bias, and
+    the module itself has none. Layers are weights with two or more dimensions. [] if there is no such module.
     """
     layers: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
@@ -157,7 +165,7 @@ def _in_one_of_several(canon: Canon) -> list[Piece]:
     for parent, held in layers.items():
         biases = [bias for m in held if (bias := canon.pieces.get(m.name.beside("bias"))) is not None]
         if len(biases) == 1 and Name(parent, "bias") not in canon.pieces and _are_parallel(held):
-            found += biases
+            found.append((biases[0], held))
     return found
 
 
