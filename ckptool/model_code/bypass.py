@@ -47,17 +47,17 @@ class Bypasses:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what CALL, which has run, shows about parts, for `found`: it cuts the output of a layer into equal
-        parts, joins parts, is a layer (`linear` or a convolution) that takes a part or joined parts, or passes one of
-        these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
+        parts, joins parts, is a layer (`linear`, or a convolution that is not transposed) that takes a part or joined
+        parts, or passes one of these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
         """
         name, first, result = call.name, call.first, call.result
-        if name in _CUTS and isinstance(result, tuple | list):
+        if name in _CUTS and isinstance(result, tuple | list) and call.divided != 0:  # parts of a batch are no channels
             self._cut(first, result)
         elif not hasattr(result, "shape"):
             return
         elif name in _JOINS and isinstance(first, tuple | list):
             self._join(first, result)
-        elif name == "linear" or name.startswith("conv"):
+        elif name == "linear" or (name.startswith("conv") and not name.startswith("conv_transpose")):
             self._layer(first, call.args, result, keys)
         else:
             self._pass_on(call, keys)

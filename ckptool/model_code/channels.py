@@ -111,11 +111,12 @@ class Channels:
 
         If a linear layer or convolution takes the concatenated outputs of two or more layers, also note these in
         `joined` (`_join`: not if one of them feeds another), if the channels of its input are known, in the dimension
-        in which it takes them, and as many as the second size of its weight (in a grouped convolution they are not).
+        in which it takes them, and as many as its weight takes (in a grouped convolution they are not).
         """
         last = call.name in _ROWS
         held = self._of.get(id(call.first))
-        fits = held is not None and held[0] is last and sum(n for _, n in held[1]) == call.args[1].shape[1]
+        inputs = call.args[1].shape[0 if call.name.startswith("conv_transpose") else 1]
+        fits = held is not None and held[0] is last and sum(n for _, n in held[1]) == inputs
         if held is not None and fits and not call.name.startswith("embedding"):
             self._join(weight, held[1])
         return last, ((weight, call.result.shape[-1 if last else 1]),)

@@ -43,7 +43,7 @@ class Gating:
         halves: key of a weight -> which half of its output is the gate of the other half.
         opens: key of a weight -> "gate" or "up", as in `roles`, where both layers go through an activation and that of
             the gate is a sigmoid.
-        added: key of a weight -> the weights whose outputs are added to its output.
+        added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
     def __init__(self) -> None:
@@ -56,6 +56,7 @@ class Gating:
         self._behind: dict[int, dict[_Origin, int]] = {}
         self._count = 0
         self._last_run: dict[str, int] = {}  # what was counted when the weight was used last
+        self._terms: dict[int, frozenset[str]] = {}  # tensors that are the outputs of weights, or sums of these
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
         self._inputs: dict[int, int] = {}  # id of such a tensor -> how many were met before it
@@ -72,6 +73,7 @@ class Gating:
         element, one of them may be the gate of the other (`_judge`).
         """
         self._compute(call)
+        self._add(call)
         if call.name in PRODUCTS or call.name.startswith("conv"):
             self._begin(call.tensors, call.result, keys)
             return
@@ -84,8 +86,17 @@ class Gating:
             added = sorted({origin for origins in found for origin in origins}, key=repr)
             if len(added) <= _MOST_ADDED:
                 self._origins[id(call.result)] = tuple(added)
-                for (key, _), (other, _) in permutations(added, 2):
-                    self.added[key].add(other)
+
+    def _add(self, call: Call) -> None:
+        """Note in `added` the weights whose outputs CALL adds to each other, four at most: it takes two tensors that
+        are nothing but such outputs, or sums of them.
+        """
+        terms = [self._terms.get(id(t), frozenset()) for t in call.tensors] if call.name in ADDS else []
+        if len(terms) != 2 or not all(terms) or len(terms[0] | terms[1]) > _MOST_ADDED:
+            return
+        self._terms[id(call.result)] = terms[0] | terms[1]
+        for key, other in permutations(terms[0] | terms[1], 2):
+            self.added[key].add(other)
 
     def _compute(self, call: Call) -> None:
         """Note in `_behind` that the results of CALL were computed from all that the tensors in CALL were computed
@@ -164,6 +175,7 @@ class Gating:
             key = keys[id(weights[0])]
             self._last_run[key] = self._count
             self._start(result, ((key, None),))
+            self._terms[id(result)] = frozenset((key,))
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:

@@ -66,7 +66,7 @@ class _Block(NamedTuple):
 
 #: What an entry, and its facts, say without a place and without the name of another tensor.
 _SAID = attrgetter("shape", "dtype", "parameter", "module", "how", "stated")
-_SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in ("flow", "joined", "behind")))
+_SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in ("flow", "joined", "behind", "added")))
 
 
 class _Side:
@@ -179,10 +179,11 @@ def _places(name: str) -> list[_Place]:
 
 def _others(entry: Tensor) -> list[str | None]:
     """Return the keys of the other tensors that ENTRY names: that it is tied to, the weight of the layer before a norm
-    (each None if there is none), then those whose outputs are concatenated to its input.
+    (each None if there is none), then those whose outputs are concatenated to its input, and those whose outputs are
+    added to its output.
     """
     behind = entry.facts.behind
-    return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined)]
+    return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined), *sorted(entry.facts.added)]
 
 
 def _steps(one: _Block, other: _Block) -> list[set[int]]:

@@ -74,8 +74,10 @@ def test_equal_blocks_of_a_model_that_did_not_run_are_not_said_to_run_in_another
 
 
 def test_a_square_kernel_over_the_whole_width_is_no_matrix() -> None:
-    asked = asked_of(signature({"a.weight": (4, 1, 5, 5)}), wanted({"a.weight": (4, 5, 5)}))
-    assert asked == {Reason.SQUARE_KERNEL}
+    (entry,) = port(signature({"a.weight": (4, 1, 5, 5)}), wanted({"a.weight": (4, 5, 5)})).entries
+    assert [question.reason for question in entry.questions] == [Reason.SQUARE_KERNEL]
+    assert str(entry.expr) == "transpose(reshape(a.weight, 4, 5, 5))"
+    assert [str(option) for option in entry.questions[0].options] == ["reshape(a.weight, 4, 5, 5)"]
 
 
 def test_vectors_to_which_code_adds_another_number_are_not_said_to_lie_around_0() -> None:

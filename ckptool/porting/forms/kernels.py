@@ -203,7 +203,7 @@ def lay_down(one: Canon, other: Canon) -> None:
         flat = (out, width, length)
         if theirs[piece.shape] or not theirs[flat] or own[flat]:
             continue
-        if length == width:
+        new = turn(one, one.reshape(piece, (out, length, width)))
+        if length == width:  # asked afterwards, since a step changes the options of earlier questions, too
             option = None if one.is_target else ex.reshape(piece.expr, flat)
-            piece = piece.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)
-        turn(one, one.reshape(piece, (out, length, width)))
+            one.pieces[new.name] = new.asking(Reason.SQUARE_KERNEL, str(length), str(width), option=option)

@@ -118,7 +118,8 @@ def _taker(
 
     None if the model's forward pass does not show parallel branches (`facts.joined`; none if one feeds another, as in a
     skip connection), if the last layer of a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if
-    the tensor does not have as many channels (its second dimension; the only one of a vector) as all branches together.
+    the tensor does not have as many channels (its second dimension; the first of a transposed convolution; the only one
+    of a vector) as all branches together.
     From PLACED, the pairs whose targets have a place in the graph of the model, come the layers that are registered
     first in each branch; from S, the order in the source's code, if it shows one.
     """
@@ -127,6 +128,8 @@ def _taker(
     if piece is None or not joined or not all(key in weights for key, _ in joined):
         return None
     dim, sizes = min(len(piece.shape) - 1, 1), [n for _, n in joined]
+    if piece.entry.how.startswith("conv_transpose"):
+        dim = 0
     if piece.shape[dim : dim + 1] != (sum(sizes),):
         return None
     names = [weights[key].name for key, _ in joined]
