@@ -838,3 +838,32 @@ def test_the_bias_of_a_sum_is_no_question_if_code_adds_the_outputs(adds: bool, t
 def reasons(mapping: Any, key: str) -> list[Reason]:
     """The reasons of the open questions about KEY; none if there is no such key."""
     return [q.reason for entry in mapping.entries if entry.target == key for q in entry.questions if q.is_open]
+
+
+# ----------------------------------------------------------------------------------------- concatenated channels
+
+
+class Upwards(nn.Module):
+    """Two branches, concatenated in one order or the other, that a transposed convolution takes."""
+
+    def __init__(self, names: tuple[str, str, str], *, turned: bool, out: int) -> None:
+        super().__init__()
+        self.names, self.turned = names, turned
+        self.add_module(names[0], nn.Conv2d(3, 4, 3, padding=1))
+        self.add_module(names[1], nn.Conv2d(3, 2, 1))
+        self.add_module(names[2], nn.ConvTranspose2d(6, out, 2, stride=2))
+
+    def forward(self, x: Any) -> Any:
+        wide, narrow, up = (self.get_submodule(name) for name in self.names)
+        made = [wide(x).tanh(), narrow(x).tanh()]
+        return up(torch.cat(made[::-1] if self.turned else made, 1))
+
+
+@pytest.mark.parametrize("out", [5, 6])
+@pytest.mark.parametrize("turned", [True, False])
+def test_code_shows_the_order_of_channels_that_a_transposed_convolution_takes(turned: bool, out: int) -> None:
+    theirs = Upwards(("wide", "narrow", "up"), turned=turned, out=out)
+    own = Upwards(("a", "b", "c"), turned=False, out=out)
+    mapping = ported(theirs, own, "float32[2,3,4,4]")
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 4))

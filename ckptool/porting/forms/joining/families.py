@@ -259,9 +259,9 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
     The families are, in this order: names that the vocabulary lists together, in an order that is certain
     (`_listed_together`); three or more tensors of one size whose names differ only in the last word; all members of a
     list (`0`, `1` …, which are in no other family), if their sizes differ; names that differ in a number, in a letter,
-    or in q, k and v (`_counted`); update and reset gates; names that the vocabulary lists together in no certain order;
-    matrices and kernels that take one input (`_of_one_input`); tensors whose sizes differ in one dimension, or in none
-    (`_of_like_sizes`).
+    or in q, k and v (`_counted`); matrices and kernels that take one input (`_of_one_input`); update and reset gates;
+    names that the vocabulary lists together in no certain order; tensors whose sizes differ in one dimension, or in
+    none (`_of_like_sizes`).
     """
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
     members = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
@@ -273,9 +273,9 @@ def families(pieces: list[Piece], sizes: SizeCounts) -> list[Family]:
         *_of_one_stem(pieces),
         *of_list,
         *_counted(pieces),
+        *_of_one_input(pieces),
         *_of_gates(pieces),
         *(family for family in listed if not family.numbered),
-        *_of_one_input(pieces),
         *_of_like_sizes(pieces),
     ]
 
