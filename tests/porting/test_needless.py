@@ -641,3 +641,12 @@ def test_two_words_for_a_bound_are_one() -> None:
     mapping = port(signature(source), wanted(target))
     assert pairing(mapping)["logvar_hi"] == "max_logvar"
     assert status(mapping, "logvar_lo") == "mapped"
+
+
+def test_tables_that_together_are_one_of_the_model_are_no_accident_of_its_size() -> None:
+    body: Shapes = {f"mlp.{n}.weight": (n + 5, n + 4) for n in range(8)}
+    mapping = port(
+        signature({f"emb_l.{n}.weight": (n + 2, 4) for n in range(3)} | body), wanted({"table.weight": (9, 4)} | body)
+    )
+    assert pairing(mapping)["table.weight"] == "cat(0, emb_l.0.weight, emb_l.1.weight, emb_l.2.weight)"
+    assert status(mapping, "table.weight") == "mapped"

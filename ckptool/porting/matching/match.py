@@ -431,7 +431,7 @@ class Matcher:
         - The two names have words that exclude each other (`_excluding_words`).
         - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
           source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
-          (`Orders.between`) and comes before both units of a certain pair.
+          (`Orders.between`) and comes before both units of a certain pair. Nor for joined tensors of the source.
         - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
           names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
@@ -439,7 +439,8 @@ class Matcher:
         self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
-            if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
+            joined = len(s.main.expr.keys()) > 1  # several tensors have the size of one by no accident
+            if not joined and not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
                 t.ask(ask(Reason.ANOTHER_NAME))
         self._excluding_words(pairs, whole=whole)
         for t, s in pairs:
