@@ -186,7 +186,8 @@ class Gating:
 
         If the value goes through further layers, their activations do not count: the gate is then the only one that
         went through an activation and has its counterpart among all that the other one was computed from (`_behind`).
-        What a recurrent cell computed in an earlier step does not count.
+        What a recurrent cell computed in an earlier step does not count, and neither does a value that is a gate itself
+        (a sigmoid).
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in SIGMOIDS) for name in made]
@@ -198,7 +199,7 @@ class Gating:
             near = self._counterparts(gate, self._origins.get(id(up), ()))
             behind = self._behind.get(id(up), {}).items()
             found = self._counterparts(gate, [one for one, number in behind if number > self._last_run[one[0]]])
-            if found and not near and id(gate) in self._active:
+            if found and not near and id(gate) in self._active and self._active.get(id(up)) not in SIGMOIDS:
                 far.append((gate, found))
         if len(far) == 1:
             (gate, found), *_ = far

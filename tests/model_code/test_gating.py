@@ -379,3 +379,22 @@ def test_a_recurrent_cell_tells_its_update_gate_from_its_reset_gate(how: tuple[s
     ckptool.load_into(model, source.state_dict(), mapping=mapping)
     frames = torch.rand(2, 3, 2, 4, 4)
     torch.testing.assert_close(model(frames), source(frames))
+
+
+class Context(nn.Module):
+    """A hidden state and an input of a recurrent cell, both from one layer: neither is the gate of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.update, self.new = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        h, given = self.conv(x).chunk(2, 1)
+        h, given = h.tanh(), given.relu()
+        z, n = (layer(torch.cat([h, given], 1)) for layer in (self.update, self.new))
+        return (1 - z.sigmoid()) * h + z.sigmoid() * n.tanh()
+
+
+def test_a_hidden_state_is_no_gate_of_the_input() -> None:
+    found = signature_of(Context(), inputs=(torch.zeros(2, 3, 4, 4),))
+    assert found.entries["conv.weight"].facts.gate is None

@@ -334,6 +334,27 @@ def test_the_inverse_gives_back_every_tensor_or_there_is_none(op: str, data: Any
     assert back.keys() == tensors.keys()
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"),
+    [
+        ("lora_alpha(w, a, b, alpha)", {"alpha": "int64"}, "float32"),
+        ("lora_alpha(w, a, b, alpha)", {"w": "float16", "a": "float16", "b": "float16"}, "float16"),
+        ("mul(w, v)", {"v": "int64"}, "float32"),
+    ],
+)
+def test_whole_numbers_do_not_cut_off_fractions(torch: Any, text: str, kinds: dict[str, str], expected: str) -> None:
+    shapes = {"w": (4, 3), "a": (2, 3), "b": (4, 2), "alpha": (1,), "v": (4, 3)}
+    tensors = {
+        key: np.full(shape, n + 1.25).astype(kinds.get(key, "float32")) for n, (key, shape) in enumerate(shapes.items())
+    }
+    x = ex.parse(text)
+    made = ex.lazy(x, {key: lazy_tensor(value) for key, value in tensors.items()})
+    told = evaluated(torch, x, {key: torch.from_numpy(value) for key, value in tensors.items()})
+    assert made.dtype.name == str(told.dtype).removeprefix("torch.") == expected
+    np.testing.assert_allclose(made.numpy(), told.numpy(), rtol=2e-3)
+    assert (made.numpy() % 1).any()
+
+
 @pytest.mark.parametrize("op", [op for op, law in LAWS.items() if law.inverse == "of all parts"])
 @quick
 @given(data=st.data(), shape=SHAPES)

@@ -69,7 +69,7 @@ def in_float32(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(compute)
     def computed(*given: Any) -> Tensor:
         types = [x.dtype for x in given if isinstance(x, Tensor)]
-        widest = max(types, key=lambda dtype: dtype.itemsize)
+        widest = max(types, key=lambda kind: (kind.is_floating_point, kind.itemsize))
         wide = torch.promote_types(widest, torch.float32)
         wider = [x.to(wide) if isinstance(x, Tensor) else x for x in given]
         return compute(*wider).to(widest)

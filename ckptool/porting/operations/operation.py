@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import RuleError, printable
 from .storages import Computed, over
@@ -197,9 +197,11 @@ class View(Operation):
 class Calculation(Operation):
     """An operation that computes values when they are written.
 
-    The result has the type of the first of its tensors with the largest elements. It is computed in float64 if that
-    type is float64, else in float32, and rounded once.
+    The result has the widest type of its tensors (`widest`; of the first `typed` ones, if that is not None). It is
+    computed in float64 if that type is float64, else in float32, and rounded once.
     """
+
+    typed: ClassVar[int | None] = None
 
     @abstractmethod
     def compute(self, arrays: Sequence[np.ndarray[Any, Any]], params: tuple[Any, ...]) -> np.ndarray[Any, Any]:
@@ -211,9 +213,9 @@ class Calculation(Operation):
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
         """Return a lazy tensor of sizes SHAPE whose bytes are computed from PARTS each time they are read. It has the
-        type of the first of PARTS with the largest elements.
+        widest type of PARTS, or of the first `typed` of them.
         """
-        like = widest(parts)
+        like = widest(parts[: self.typed])
         length = prod(shape) * like.dtype.itemsize
         return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
 
@@ -301,8 +303,10 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
-    """Return the first of PARTS with the largest elements, in bytes. The result made from all of them gets its type."""
-    return max(parts, key=lambda part: part.dtype.itemsize)
+    """Return the one of PARTS whose type the result made from all of them gets: the first with the largest elements, in
+    bytes, of those with fractions; of all, if there are none.
+    """
+    return max(parts, key=lambda part: (part.dtype.is_floating or part.dtype.is_complex, part.dtype.itemsize))
 
 
 def need(condition: bool, what: str) -> None:

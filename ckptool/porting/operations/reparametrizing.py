@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from .operation import REAL, Calculation, Expr, Shape, need
+from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 
 class WeightNorm(Calculation):
@@ -168,12 +168,17 @@ class LoraAlpha(Lora):
     summary = "w + alpha / rank * b a"
     helper = '''\
 @in_float32
-def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """Merge an adapter of low rank into w, scaled by alpha / rank."""
-    scale = alpha.reshape(()) / len(a)
-    return w + scale * (b.flatten(1) @ a.flatten(1)).reshape(w.shape)
+    return w + alpha / len(a) * (b.flatten(1) @ a.flatten(1)).reshape(w.shape)
 '''
     takes, params = 4, ""
+    typed = 3  # files hold alpha as any number, also as an integer
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Return the torch code: a call of the helper with alpha as a number."""
+        *wab, alpha = args
+        return f"{self.name}({listed([*wab, f'float({alpha})'])})"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `lora_alpha(w, a, b, alpha)`: those of w. Raise RuleError as for `lora`, or if alpha is
