@@ -168,8 +168,8 @@ def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: 
     """Return the hint for the message that the model NAME in the file or module PLACE could not be built: what to type
     instead. SIGNATURE is that of the class or function, KWARGS the user's arguments.
 
-    If it takes arguments, the hint is about `--kwargs`; else it is a command that shows the traceback, if PLACE is a
-    file that Python can import by its name, or advice.
+    If it takes arguments, the hint is about `--kwargs`; else, if PLACE is a file that Python can import by its name, a
+    command that shows the traceback; else the advice to name a function of the user's that makes the model.
     """
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"

@@ -119,7 +119,7 @@ class Bypasses:
             self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
 
     def found(self) -> dict[str, tuple[Bypass, ...]]:
-        """Return key of a weight -> its `Bypass`es, by what all calls have shown; {} if there are none.
+        """Return key of a weight -> its `Bypass`es, by what all calls have shown; {} if there are none, as usual.
 
         A layer's output that was cut into equal parts counts if just one part goes past all layers, and a layer takes
         the parts after they were joined. Outputs that were cut twice are left out. The layer that is cut and parameters

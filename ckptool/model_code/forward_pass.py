@@ -109,7 +109,9 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
 
 
 def _turns(call: Call) -> bool:
-    """Return whether CALL, which gives a view, exchanges the last two dimensions, as `t` and `transpose` do."""
+    """Return whether CALL, which gives a view, counts as exchanging the last two dimensions: any `t` or `transpose`,
+    whatever its dimensions, and any `permute` of a matrix.
+    """
     return call.name in ("t", "transpose") or (call.name == "permute" and call.result.ndim == 2)
 
 
@@ -122,7 +124,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     The forward pass runs inside of `with` this mode; after it, `finish` adds what only the whole pass shows. Calls on
     tensors without values give zeros of the right sizes, without computing, if `shape_only` knows the function. A
-    result that is too large raises MemoryError (`Budget`).
+    result that is too large raises MemoryError (`Budget`). If a note about a result fails, the pass goes on without
+    notes about later results.
 
     Args:
         keys: id of a parameter or buffer -> its key; the pass adds views of them to this dict.
@@ -336,10 +339,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE.
 
         If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
-        use (or is that use), `runs` grows by 1, from 0; if it is the weight of a layer in both, on data with different
-        factors, `times` becomes None. If the first use took a member out of a stack (`w[i]`) and CALL is a product, the
-        function of the first use (`how`) becomes that of CALL. Which dimensions are inputs is noted, too
-        (`_see_layout`).
+        use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there, and the data of CALL
+        was multiplied by another number than that of the first use, `times` becomes None. If the first use took a
+        member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. Which
+        dimensions are inputs is noted, too (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -418,8 +421,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Enter RESULT, one or several matrices that a call with ARGS has taken out of a stack, in `_keys` with the key
         of the stack, ARGS[0]; and in `_turned`, if the stack is transposed.
 
-        That is done for an integer, or a tensor of integers or booleans, as the index ARGS[1] (`w[i]`), and without one
-        (`w.unbind()`); not for slices and tuples, nor for results whose last two sizes are not those of the stack.
+        That is done if ARGS[1] is an integer or a tensor of integers or booleans (`w[i]`, `w.select(0, i)`), or is not
+        there (`w.unbind()`); not for slices and tuples, nor for results whose last two sizes are not the stack's.
         """
         index = args[1] if len(args) > 1 else 0
         if not isinstance(index, int) and (not isinstance(index, torch.Tensor) or index.is_floating_point()):
@@ -470,9 +473,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._come_from(call)
 
     def _multiply(self, call: Call) -> None:
-        """Note in `_factors` the number that the result of CALL was multiplied by: by CALL itself, or by a call before
-        it, if CALL changes no number (`dropout`, `to`). A result of another call, also one that changes a multiplied
-        tensor in place, has no factor.
+        """Note in `_factors` the number that the result of CALL was multiplied by: if CALL multiplies by a number, this
+        number times the factor of its first tensor (6 for `(x * 2) * 3`); if CALL changes no number (`dropout`, `to`),
+        that factor. The result of any other call, also of one that changes a tensor in place, loses its factor.
         """
         before = next((self._factor_of(tensor) for tensor in call.tensors), 1.0)
         number = _number(call.name, call.args, MULTIPLIES, 1.0 if call.name in _UNCHANGED else None)
@@ -562,9 +565,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _divided(self, call: Call) -> None:
         """Note in the `layout` of a linear layer how CALL, which returned several tensors, divides its output: "inside"
-        if the output was reshaped (`_reshaped`) and CALL cuts it along the last dimension, "block" if it was not
-        reshaped. Such blocks, if all have one shape, are also noted as parts of the layer's output, but not those of
-        `unbind`. Nothing is noted if the first argument of CALL is no such output.
+        if the output was reshaped (`_reshaped`) and CALL cuts it along the last dimension; "block" if it was not, and
+        CALL cuts a dimension of as many elements as the layer has outputs, or is `unbind`. Blocks of one shape are also
+        noted as parts of the output, but not those of `unbind`. Nothing is noted if CALL takes no such output first.
         """
         if not isinstance(call.result, tuple | list):
             return

@@ -39,10 +39,9 @@ class Gating:
 
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied,
-            that of "up" perhaps after further layers.
-        halves: key of a weight -> which half of its output is the gate of the other half.
-        opens: key of a weight -> "gate" or "up", as in `roles`, where both layers go through an activation and that of
-            the gate is a sigmoid.
+            after an activation of one of them, the gate; that of "up" perhaps after further layers, too.
+        halves: key of a weight -> which half of its output is the gate of the other half, and with which activation.
+        opens: the same as `roles`, where both go through an activation and only that of the gate is a sigmoid.
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
@@ -117,10 +116,10 @@ class Gating:
     def _go_on(self, call: Call, origins: _Origins) -> None:
         """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
 
-        If CALL cuts whole outputs into two equal parts (`chunk`, whatever the dimension), its results are the halves;
-        of other cuts, nothing is noted. An index that takes a half (`_half`) gives that half. Any other single result
-        comes from ORIGINS, too, and its activation is noted (`_pass_activation`). If CALL is torch's `glu` of whole
-        outputs, only their second half is noted as the gate, in `halves`.
+        If CALL cuts whole outputs into two equal parts (`chunk`), along any dimension but the first, its results are
+        the halves; of other cuts, nothing is noted. An index that takes a half (`_half`) gives that half. Any other
+        single result comes from ORIGINS, too, and its activation is noted (`_pass_activation`). If CALL is torch's
+        `glu` of whole outputs, only their second half is noted as the gate, in `halves`.
         """
         whole = all(half is None for _, half in origins)
         if call.name == "glu" and whole:

@@ -47,8 +47,7 @@ def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     """Return the same as `copy.deepcopy(model, memo)`, faster. MEMO has id of an object -> the object that takes its
     place in the copy, here of each tensor, and gets those of the modules.
 
-    A module holds a dozen empty dicts, and deepcopy spends most of its time on them. So modules that are copied in the
-    usual way, by their class and a dict, are made here; deepcopy copies the others.
+    Modules that are copied in the usual way, by their class and a dict, are made here; deepcopy copies the others.
     """
     states: dict[int, dict[str, Any]] = {}
     for module in model.modules():

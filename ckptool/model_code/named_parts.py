@@ -80,10 +80,10 @@ class NamedParts:
         """Note in `parts` of the weight KEY the parts that CALL divides its first argument into, a tensor that was
         computed with this weight.
 
-        They are the 2 to 16 results of `chunk`, `split` or `unbind`; or slices of one dimension (`x[:, :4]`), in the
-        order of their places. A call with a slice is remembered, and `parts` is set by the call with which the slices
-        cover the dimension without a gap or an overlap. Each part has its name in the code, or "", and its size along
-        the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
+        They are the 2 to 16 results of `chunk`, `split` or `unbind`; or up to 16 slices of one dimension (`x[:, :4]`),
+        in the order of their places. A call with a slice is remembered, and `parts` is set by the call with which the
+        slices cover the dimension without a gap or an overlap. Each part has its name in the code, or "", and its size
+        along the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
         """
         if key in self.parts:
             return

@@ -219,9 +219,8 @@ def _one_thread() -> Iterator[None]:
     """In this context, if it is entered in the main thread, torch computes with one thread; afterwards with as many as
     before.
 
-    Models without values have little to compute, and more threads wait for each other in loops that take most of the
-    time on a busy machine. In other threads nothing is changed: torch keeps one number for the process and one for each
-    thread, and two threads that set and restore them at once would leave a wrong number behind.
+    Models without values have little to compute, and more threads mostly wait for each other on a busy machine. In
+    other threads nothing is changed, because two that set and restore the number at once would leave a wrong one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -104,7 +104,7 @@ class Mapping(data.Mapping):
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the mapping to the file PATH as a Python module that needs only torch. A file with the same text is
-        left as it is; OVERWRITE replaces another one.
+        left as it is; OVERWRITE replaces another such module.
 
         Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
         does. It raises KeyError if the checkpoint lacks a tensor that the mapping reads, and ValueError if it has a

@@ -198,9 +198,9 @@ def _flow_alike(blocks: Sequence[_Block]) -> bool:
     than two.
 
     For each tensor, the weights before the first of BLOCKS that its input was computed from have to be the same in all
-    blocks. The later ones have to change from each block to the next in one way, apart from the distance between two
-    blocks; usually they are the same ones of the next block. The tensors of the first two blocks have to be at one
-    distance in each order that they are in, and in the graph the first block has to come first.
+    blocks. Its other weights, each moved by the distance between two blocks, have to differ from those of the same
+    tensor in the next block by the same weights every time, usually by some of the first block or by none. The tensors
+    of the first two blocks have to be at one distance in each order, and in the graph the first block comes first.
     """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False
@@ -309,12 +309,12 @@ class Shortened:
 def shortened(source: Signature, target: Signature) -> Shortened | None:
     """Return both sides without most of their equal blocks. None if no long lists of the two sides (66 numbered blocks
     or more, without a gap) have one length and, from some block on, at least 66 equal blocks, or if a tensor that stays
-    needs one that is left out.
+    names one that is left out, such as one that it is tied to.
 
     Only lists that are in no other long list are shortened: those of a length that both sides have, if in each of them,
-    on both sides, the last 66 blocks or more are equal. Left are the blocks before the first place from which all of
-    them are equal, and 33 equal ones, or a few more: lists of one length stay of one length, and others differ as
-    before, because a list may be known by its length.
+    on both sides, the last 66 blocks or more are equal. Left, with their numbers, are the blocks before the first place
+    from which all of them are equal, and the first 33 equal ones, or a few more: lists of one length stay of one
+    length, and others differ as before, because a list may be known by its length.
     """
     whole = _Side(source), _Side(target)
     if not all(side.first for side in whole):

@@ -18,7 +18,7 @@ _SEVERAL = 5
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
     """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns. If both have the
     key, the text about the model's key comes first, then that about the file's. The latter says which keys of the model
-    read it, or have it as an option, or else have its sizes; five of each are named.
+    read it, or have it as an option, or, if there are none of both, have its sizes; at most five of each are named.
 
     Raises:
         NotFound: neither the model nor the file has the key.

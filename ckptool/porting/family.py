@@ -470,8 +470,8 @@ class _Instance:
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
         """Raise RuleError if MISSING, the keys that lines need and the file lacks, is not empty; else do nothing. If
-        there are more keys in MISSING than ENTRIES made from the file, the message says that the file does not hold
-        what the family takes; else it names up to five of the missing keys.
+        MISSING is longer than ENTRIES, which were made from the file, the message says that the file does not hold what
+        the family takes; else it names up to five of the missing keys.
         """
         if not missing:
             return

@@ -220,8 +220,8 @@ class Mapping:
         """Return the guessed entries whose key matches none of the patterns GUESSES, and the unmapped entries whose key
         matches none of the patterns GAPS, in their order; [] if all others are mapped.
 
-        A pattern is that of a target key; an empty one matches all keys. None in place of patterns, like [], accepts
-        nothing, so that all guessed, or all unmapped, entries are returned.
+        A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all.
+        None in place of patterns, like [], accepts nothing: all guessed, or all unmapped, entries are returned.
 
         Raises:
             RuleError: a text in GUESSES or GAPS is no pattern.

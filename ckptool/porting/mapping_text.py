@@ -179,8 +179,8 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def _unused(mapping: Mapping) -> list[str]:
-    """Return lines about the unused source keys, in their order; [] if there are none. The keys below one outermost
-    module of which no key is used share a line: the path of the module with a dot at its end, and the number of its
+    """Return lines about the unused source keys, in their order; [] if there are none. The keys in a module of which no
+    key is used share a line, for the outermost such module: its path with a dot at its end, and the number of its
     tensors (`pooler.   2 tensors`). A key that is alone there, or in no such module, has a line with its name. Equal
     lines for blocks of a list become one (`h.{12..23}.   144 tensors`).
     """
@@ -202,7 +202,7 @@ def _blocks_left(mapping: Mapping) -> Iterator[str]:
     """Yield a line for each group of equal blocks in a list of the source, if the entries of MAPPING read no key of
     some of them, and keys of others: the model has fewer layers. The line has the unused blocks:
     `12 of 24 equal blocks of the source are not used: h.{12..23}`. Equal blocks have the same keys, at least four, of
-    the same sizes. Nothing is yielded for a mapping that was read from a file, which has no source keys.
+    the same sizes. Mostly nothing is yielded, as for a mapping without `source_shapes` (just read from a file).
     """
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}

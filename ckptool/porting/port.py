@@ -40,8 +40,8 @@ def port(
     lora_scale: float | None = None,
 ) -> Mapping:
     """Return the mapping from the source to the target: which tensor goes where, with an entry for each key of the
-    target, in its order. Of many equal blocks only a few are matched first, and the others are filled in the same way
-    (see `equal_blocks`); if those few have different results, all blocks are matched.
+    target, in its order. Of 66 or more equal blocks on both sides, only the first 33, or a few more, are matched at
+    first, and the others are filled like them (see `equal_blocks`); if these differ in their results, all are matched.
 
     Args:
         source: the keys and shapes of the file.
@@ -219,8 +219,8 @@ class _Entries:
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
         """Return the entries of the source's signature for matrices and kernels (two or more dimensions) that no key of
-        MADE reads, not even under another name, although their output flows into a layer that some key of MADE reads.
-        [] if there are none, or if no forward pass of the source's code is known.
+        MADE reads, not even under another name, although their output flows, also through other layers, into a layer
+        that some key of MADE reads. [] if there are none, or if no forward pass of the source's code is known.
         """
         tensors = self._source.signature.entries
         flows = {key: e.facts.flow for key, e in tensors.items() if e.facts.flow is not None}
@@ -269,8 +269,9 @@ class _Entries:
         """Return the path of the first layer of UNUSED, the unused matrices and kernels of the source, that stands
         beside a matrix or kernel that ONE reads; its key, if it is in no module. None if there is none.
 
-        Two layers stand beside each other if the source's code runs them on the same input, by the same function (not
-        `embedding`), and they have as many outputs and inputs: the model may need the sum of the two.
+        Two layers stand beside each other if the source's code runs them by the same function (not `embedding`) on
+        inputs computed from the same weights, and their first two sizes are equal: the model may need the sum of the
+        two.
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -388,7 +389,7 @@ class _Entries:
     def _could_fill(self, key: str) -> str | None:
         """Return the first key of the source that no hole reads and that could fill KEY, a buffer of the model: it has
         the same sizes, in any order and without those of 1, and the same kind of type (float, int …). None if there is
-        none. Counters, tied keys, and keys of further copies of the model do not count. The first call fills `_unused`.
+        none. Counters, tied keys, and keys of further copies of the model do not count.
         """
         if self._unused is None:
             used = {k for filled in self._holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours

@@ -270,7 +270,7 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
 def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
     """Yield one dict argument -> spec, its first guess, for all arguments of MODEL annotated as tensors (`Tensor`,
     `torch.LongTensor`; `Optional[Tensor]` is none), if there are two to eight, some have None as their default, and all
-    arguments that need a value are among them; else nothing. Arguments by keyword only do not count.
+    arguments that need a value are among them; else nothing. Arguments by keyword only never count.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

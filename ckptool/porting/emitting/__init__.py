@@ -43,9 +43,9 @@ def emit(mapping: Mapping, path: StrPath, command: str = "", *, at: str = "", ov
         path: the file to write.
         command: the command that made it, which the code names; "" for the call in Python.
         at: where the weights are in the file, which the code says, if MAPPING does not know it.
-        overwrite: replace an existing file of this kind.
+        overwrite: replace an existing file, if it is a module that was written so, too.
     Raises:
-        OutputExists, Unwritable: the file cannot be written there.
+        OutputExists, Unwritable: the file may not be written there.
     """
     text = python_of(replace(mapping, at=mapping.at or at), command or "ckptool.transfer(source, model).emit(path)")
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -186,7 +186,7 @@ class _Module:
 
     def _left_behind(self) -> Iterator[str]:
         """Yield the lines that set `LEFT_BEHIND`, the regular expression of the keys of the source that nothing reads,
-        in one line or, if it is long, with a line for each pattern (`_patterns`). No lines if there are no such keys.
+        in one line or, from 48 characters on, with a line for each pattern (`_patterns`). No lines without such keys.
         """
         if not self.mapping.unused:
             return

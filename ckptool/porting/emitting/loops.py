@@ -180,8 +180,8 @@ def _heads(target: str, source: str) -> tuple[str, str]:
 def loops_of(steps: Sequence[Step]) -> list[Loop]:
     """Return loops of those STEPS that differ only in numbers (`_alike`, `_folded`), in the order of their first steps.
     Loops over the same rows become one, also if others are between them, if the keys of their targets begin with the
-    same text before their first number; the steps in a loop are in the order of STEPS. Successive steps in no loop
-    become one `Loop` without rows.
+    same text, up to the first number that changes in the loop; the steps in a loop are in the order of STEPS.
+    Successive steps in no loop become one `Loop` without rows.
     """
     loops: dict[Any, Loop] = {}
     for loop in [loop for group in _alike(steps) for loop in _folded(group)]:

@@ -52,8 +52,8 @@ def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: 
 
     Each kernel that fits the model in one way only is a vote: as it is (torch's layout), or in one of the two layouts
     with channels last. It fits if its sizes are in WANTED, sizes -> how many weights of the model have them. A layout
-    needs more than two thirds of the votes. Kernels that fit in several ways have no vote. A kernel with three
-    dimensions has a vote for a layout only if its new sizes are in OF_LAYERS, those of the model's convolutions.
+    needs more than two thirds of the votes. Kernels that fit in several ways have no vote, nor has a kernel with three
+    dimensions for channels last, unless its new sizes are in OF_LAYERS, those of the model's convolutions.
     """
     votes: Counter[_Way | None] = Counter()
     for shape in shapes:

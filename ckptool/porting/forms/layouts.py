@@ -167,8 +167,8 @@ def _has_its_bias(canon: Canon, weight: Piece) -> bool:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """Return (number of dimensions, whether PIECE is a tensor of its side as it is, without operations). Matrices with
-    one name have one layout if they also have one result here.
+    """Return (number of dimensions of PIECE, whether its expression is a key or a hole alone, without operations).
+    Matrices with one name have one layout if they also have one result here.
     """
     return len(piece.shape), piece.expr.is_copy
 
@@ -194,8 +194,8 @@ def follow_names(source: Canon, target: Canon) -> None:
     their paths (`_pairs_by_name`).
 
     Nothing is done if, among the pairs that are not square, more are stored with different sizes than with equal ones.
-    If all pairs are square, the source lacks a key of a parameter of the model, and the model's matrix is not bare
-    (`is_bare`), the matrix stays, with a question whose option is the transposed matrix.
+    If all pairs are square, the source lacks a key of a parameter of the model, and the model's matrix is the weight of
+    a torch layer (not `is_bare`), the matrix stays, with a question whose option is the transposed matrix.
     """
     pairs = _pairs_by_name(source, target)
     votes = Counter(own.shape == piece.entry.shape for piece, own in pairs if piece.shape[-1] != piece.shape[-2])
@@ -261,15 +261,15 @@ def is_bare(piece: Piece) -> bool:
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Transpose those bare matrices of the source (`is_bare`) that have inputs first, as the target shows. Square ones
-    stay.
+    """Transpose those bare matrices of the source (`is_bare`: parameters that are no weights of torch layers) that have
+    inputs first, as the sizes of the target's tensors in the common form show. Square ones stay.
 
-    First, weights, bare or not, that have the sizes in which the model stores a matrix with inputs first are transposed
-    (`_turn_stored_alike`). Then the bare ones follow whose transposed sizes are those of a tensor of the target
-    (`_may_be_transposed`). If no tensor has their present sizes, they are transposed. If some has, names decide for
-    single matrices: they are transposed if tensors of the target with such names have the transposed sizes, and stay if
-    these have their present ones (`_said`). If names show neither, all of them are transposed, or none, or all get a
-    question, by the order of all tensors (`_turn_by_order`). Stacks (three dimensions) that fit both ways stay.
+    First, weights, bare or not, are transposed if their sizes are those in which the model stores a matrix with inputs
+    first, and no tensor of the target has them (`_turn_stored_alike`). Then the bare ones follow whose transposed sizes
+    a tensor of the target has (`_may_be_transposed`). If none has their present sizes, they are transposed. Else names
+    decide for single matrices: they are transposed if tensors of the target with such names have the transposed sizes,
+    and stay if these have the present ones (`_said`). If names show neither, the order of all tensors decides whether
+    all of them are transposed, stay, or get a question (`_turn_by_order`). Stacks that fit both ways stay.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     _turn_stored_alike(source, target, wanted)

@@ -111,8 +111,9 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
 
 
 def _counts_inputs(w: Piece, target: Canon) -> set[bool]:
-    """Return for the layers of TARGET with the sizes of W whether they are transposed convolutions, whose spectral norm
-    counts along the second dimension. A wrapper from before torch had its own (`weight_bar`) never does.
+    """Return the kinds of the layers of TARGET with the sizes of W: True for transposed convolutions, whose spectral
+    norm counts along the second dimension, False for others; empty without such layers. {False} for a W of older code
+    (`weight_bar`), which never counts so.
     """
     if w.entry.key.endswith("_bar"):
         return {False}
@@ -167,8 +168,8 @@ _MEANS = frozenset({"weight_mean", "bias_mean"})
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
     """Rename each tensor of ONE with an unknown parametrization, a `weight_orig` without another tensor `weight_…` in
-    the module, to a plain `weight`, with a question without options. It stays if OTHER has any tensor with the role
-    `weight_orig`.
+    the module, to a plain `weight` (and `bias_orig` to `bias`), with a question without options. It stays if OTHER has
+    any tensor with its role.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")

@@ -343,8 +343,8 @@ def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
 
 
 def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `q_bias`, `k_bias` and `v_bias` as biases with a path of their own, where SIBLINGS have those of queries and
-    values, because a fused projection has no bias of these names. None for other names.
+    """Return (PATH itself, "bias") for `q_bias`, `k_bias` and `v_bias`, if SIBLINGS have `q_bias` and `v_bias`: a fused
+    projection has no biases of these names, so each has a path of its own. None for other names.
     """
     named = path[-1] in ("q_bias", "k_bias", "v_bias") and {"q_bias", "v_bias"} <= siblings
     return (path, "bias") if named else None
@@ -370,7 +370,7 @@ def _scaled(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _bias_of_sibling(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Read `NAME_shift` beside a tensor `NAME` as its bias, and so other words for a bias; else None."""
+    """Return (path of NAME, "bias") for `NAME_shift`, or another word for a bias, beside a tensor `NAME`; else None."""
     name, _, what = path[-1].rpartition("_")
     return ((*path[:-1], name), "bias") if name in siblings and table().leaves.get((what,)) == "bias" else None
 

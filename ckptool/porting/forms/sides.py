@@ -128,11 +128,11 @@ def _in_order(e: Expr, *, rows: int, have: tuple[str, ...], want: tuple[str, ...
 
 
 def _side_of(e: Expr, *, edges: tuple[int, int], rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
-    """Return the columns between EDGES (start, stop) of E, with the gates in order as in `_in_order`."""
+    """Return the columns from EDGES[0] to EDGES[1] - 1 of E, with their gates moved as by `_in_order`."""
     return _in_order(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
 
 
 def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...], turned: bool) -> Expr:
-    """Return the columns of SIDES together, the second first if TURNED, with the gates in order as in `_in_order`."""
+    """Return the two SIDES side by side, the second one first if TURNED, with their gates moved as by `_in_order`."""
     ordered = [_in_order(side, rows=rows, have=have, want=want) for side in sides]
     return ex.cat(1, *(ordered[::-1] if turned else ordered))

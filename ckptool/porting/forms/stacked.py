@@ -32,14 +32,14 @@ def unstack(one: Canon, other: Canon) -> None:
     """Split each stack of ONE, a tensor that holds all layers or experts of a list along its first dimension, into one
     tensor for each member: `experts.w1` [8, m, n] -> `experts.0.w1` … `experts.7.w1` [m, n].
 
-    A tensor is a stack if OTHER has a numbered list of as many members (`_stacks`) with tensors of the member's sizes
-    (`_fitting`). Stacks of OTHER count as such a list if a projection is fused on one side only (`_other_stacks`).
-    Nothing is done if OTHER has neither.
+    A tensor is a stack if OTHER has a numbered list of as many members (`_stacks`) with tensors of the member's sizes,
+    also transposed or as equal parts of it (`_fitting`). Stacks of OTHER count as lists if a projection is fused on one
+    side only (`_other_stacks`). Nothing is done if OTHER has no numbered list and no such stacks.
 
     Before that, vectors for the layers of a list are split (`_unstack_vectors`), and flat matrices of experts are
     reshaped to stacks (`_stand_up`). The fitting stacks of a module are split together, if one of them has three
-    dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Matrices with
-    inputs first are transposed (`_laid_out`, which may also ask a question).
+    dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Stacks of
+    matrices with inputs first are transposed (`_laid_out`, which may also ask a question).
     """
     lists, stacks = numbered_lists(other), _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -97,8 +97,8 @@ def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Sha
     """Split STACKS of ONE, which have equally many members, into the members of one list at PATH: `PATH.0`, `PATH.1` ….
 
     Stacks with three dimensions are brought into torch's layout before (`_laid_out`): INSIDE has the sizes of the
-    members of OTHER's list, VOTES how many stacks fit transposed (True) and as they are (False). A lone stack whose own
-    path is PATH first gets a longer path, if other tensors are below PATH (`_beside_others`).
+    members of the other side's list, VOTES how many stacks fit only transposed (True) and only as they are (False). A
+    lone stack whose own path is PATH first gets a longer path, if other tensors are below PATH (`_beside_others`).
     """
     if len(stacks) == 1 and stacks[0].path == path:
         stacks = [_beside_others(one, stacks[0])]
@@ -471,9 +471,9 @@ def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, 
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
-    """Split two or more weights of ONE in one module that together hold a list of layers (`_are_one_list`) into one
-    weight for each layer, if OTHER has a list of so many layers of their size, in this layout or transposed (then they
-    are transposed first), and neither side has other tensors of this size.
+    """Split two or more weights of ONE in one module that share a word of their names (`_are_one_list`) and together
+    hold a list of layers into one weight for each layer, if OTHER has a list of so many layers of their size, in this
+    layout or transposed (then they are transposed first), and neither side has other tensors of this size.
 
     For example, the first layer has a table `prompts` [1, n, d], and the other layers have one for all, `deep_prompts`
     [layers - 1, n, d]: `0.prompts`, `1.deep_prompts`, `2.deep_prompts` …. The weights have more than two dimensions, of

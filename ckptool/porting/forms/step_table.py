@@ -401,8 +401,8 @@ STEPS: tuple[Rule[Step], ...] = in_order(
 
 
 def bring_together(source: Canon, target: Canon) -> None:
-    """Run every step of the table on SOURCE and TARGET, in its order. Both are changed, and their `step` is the name of
-    the step that runs, at the end of the last one.
+    """Run every step of `STEPS` on SOURCE and TARGET, in the order of the table. Both are changed. Their `step` is the
+    name of the step that runs, and keeps that of the last one.
     """
     for step in STEPS:
         source.step = target.step = step.name

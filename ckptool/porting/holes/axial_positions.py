@@ -14,8 +14,8 @@ from .filling import Filled, Filling
 
 def positions_of_axes(filling: Filling) -> None:
     """Fill each position table of the model for videos from the source's table of frames and its table of the places in
-    a frame. Its rows are those for a class token, then, frame after frame, the sum of the frame's row and the place's
-    row for each place. Each is a question; the option has the sums place after place, with all frames of a place.
+    a frame. Its rows are those for a class token, if there are any; then, frame after frame, the sum of the frame's row
+    and the place's row for each place. This is a question; the option has the sums of all frames for each place.
 
     Among the position tables of the source without a partner, exactly one has a word for frames in its name, one a word
     for places, and at most one a word for the class token, and those of frames and places have one width; else nothing

@@ -12,12 +12,12 @@ from .filling import Filled, Filling
 
 
 def doubt_broadcast(filling: Filling) -> None:
-    """Ask about parameters of one module that differ on one side only in the places of their sizes of 1 ([1, 8, 4],
-    [8, 1, 4]), and have one shape on the other side, where only an index in the code (`w[:, None]`) shows along which
-    dimension a parameter is added. Names say little there: some code calls "width" what lies along the height. The
-    options are what fills the others of the module.
+    """Ask about two or more parameters of one module that on one side all differ in the places of their sizes of 1 ([1,
+    8, 4], [8, 1, 4]), and have one shape on the other side, where only an index in the code (`w[:, None]`) shows along
+    which dimension a parameter is added. Names say little there: some code calls "width" what lies along the height.
+    The parameters stay; the options of each are what fills the others of the module.
 
-    Nothing is asked about parameters that their names paired, or if the two sides have the same names.
+    Nothing is asked about parameters that their names paired, or if the source has the keys of all of the model's.
     """
     modules: dict[object, list[tuple[Piece, Piece, Filled]]] = defaultdict(list)
     for hole, filled in () if filling.same_names else filling.holes.items():

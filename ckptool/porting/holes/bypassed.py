@@ -22,7 +22,7 @@ def doubt_bypasses(filling: Filling) -> None:
 
     The layer that makes the parts has to be filled with one tensor of the source (`_is_whole`). Nothing is done for
     pairs of one name or the same code (`Filling.written_once`), unless the source's forward pass shows a bypass along
-    the same dimension; nor for any pair if the sides have the same names and the source was not traced.
+    the same dimension; nor for any pair if the source was not traced and has the keys of all parameters of the model.
     """
     if filling.same_names and not filling.source.signature.traced:
         return

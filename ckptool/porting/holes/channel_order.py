@@ -118,8 +118,8 @@ def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -
     it takes flattened maps, or if its columns are not as many as the maps have numbers.
 
     Both orders are known (`shown`) if both forward passes flatten maps of the same sizes, and the weight is a copy.
-    Else None for layers of the same code; for others the order of the source is "nhwc" if its framework or the name of
-    the weight says that channels are last (`holds_channels_last`), or "nchw".
+    Else None for layers of the same code (`Filling.same_code`); for others the order of the source is "nhwc" if its
+    framework or the name of the weight says that channels are last (`holds_channels_last`), or "nchw".
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened

@@ -16,8 +16,8 @@ from .filling import Filled, Filling
 
 def doubt_concatenated(filling: Filling) -> None:
     """Bring the channels of each layer that takes concatenated branches (`_taker`) into the model's order, or ask about
-    them (`_Taker.doubt`). Nothing is done if the source was not traced, and both sides have the same names or the
-    source's keys are in no order.
+    them (`_Taker.doubt`). If the source was not traced, nothing is done if it has the keys of all parameters of the
+    model (`same_names`), or if its keys are in no order.
     """
     if not filling.source.signature.traced and (filling.same_names or not filling.matcher.sequences.ordered):
         return

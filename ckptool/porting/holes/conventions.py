@@ -32,8 +32,8 @@ def doubt_conventions(filling: Filling) -> None:
 
 def _arranged(filling: Filling) -> None:
     """Ask about tensors that hold several projections on both sides, if no name shows how their rows are arranged
-    (`other_arrangement`); the question has no options. Nothing is asked if the two sides have the same names, or about
-    tensors that are not taken whole.
+    (`other_arrangement`); the question has no options. Nothing is asked if the source has the keys of all parameters of
+    the model, or about tensors made by operations other than select, reshape and transpose.
     """
     for hole, filled in () if filling.same_names else filling.holes.items():
         t, s = filling.unit_of[hole]

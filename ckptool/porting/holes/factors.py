@@ -35,8 +35,8 @@ def equalised(filling: Filling) -> None:
     "A Style-Based Generator", 2019, appendix C): then the options are times this number, too, and all biases are asked
     about, with the bias times this number alone as the option.
 
-    Nothing is asked if no values may be read, if the two sides have the same names, or if the source's code shows such
-    factors in nearly all of these layers (`multiplied_in_code` follows it).
+    Nothing is asked if no values may be read, if the source has the keys of all parameters of the model (`same_names`),
+    or if the source's code shows factors in nearly all of these layers (`multiplied_in_code` follows it).
     """
     if filling.values is None or filling.same_names:
         return
@@ -130,8 +130,8 @@ def scaled_tables(filling: Filling) -> None:
     section 3.4), and their code begins with values of spread 1 / sqrt(width): the spread of the table is less than 0.5,
     and within a factor of 1.5 of this. Tables of equal names, or of the same code, are not asked about.
 
-    Nothing is asked if no values may be read, if the two sides have the same names, if the source was traced, or if the
-    model is no transformer with computed positions (`_computes_positions`).
+    Nothing is asked if no values may be read, if the source has the keys of all parameters of the model or was traced,
+    or if the model is no transformer with computed positions (`_computes_positions`).
     """
     values = filling.values
     if values is None or filling.same_names or filling.source.signature.traced or not _computes_positions(filling):

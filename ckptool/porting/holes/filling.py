@@ -123,8 +123,8 @@ class Filling:
         pair, which is added to the target and has all other SOURCES as options; if there is one source for several
         targets, the question names one of these. The pairs of the matching are not changed.
 
-        Each target, in the order of use, takes the likeliest of the sources that are left (`_likeliest`), or stays
-        without one. A buffer gets no question if all SOURCES have equal values.
+        Each target, in the order of use (of registration, if that is not known), takes the likeliest of the sources
+        that are left (`_likeliest`), or stays without one. A buffer gets no question if all SOURCES have equal values.
         """
         free = sorted(sources, key=lambda u: u.order)
         for t in sorted(targets, key=lambda u: u.used if u.used is not None else u.order):
@@ -195,7 +195,7 @@ class Filling:
         return self._compared[prefixes]
 
     def written_once(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S have one name (`have_one_name`), or come from the same code."""
+        """Return whether T and S have one name (`have_one_name`), or come from the same code (`same_code`)."""
         return have_one_name(t, s) or self.same_code(t, s)
 
     def alike(self, t: Unit, s: Unit) -> bool:
@@ -233,7 +233,7 @@ def _may_reset_before(t: Unit, s: Unit) -> bool:
 
 
 def _is_gru(hidden: Piece | None) -> bool:
-    """Return whether HIDDEN, the weight of a recurrent layer for its hidden state, is that of a GRU."""
+    """Return whether HIDDEN, the weight of a recurrent layer for its hidden state, has the sizes of a GRU, [3n, n]."""
     return hidden is not None and len(hidden.shape) > 1 and hidden.shape[0] == 3 * hidden.shape[1]
 
 
@@ -271,8 +271,8 @@ def _bias_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str
     sizes differ, if S has no bias, or for a GRU in which two biases of S would become one of T.
 
     If T and S have equally many biases, each is copied from that of its role, a single one from the single one. If only
-    T has two, the first is that of S and the second is zeros, which read no role: (zeros, []). If only S has two, that
-    of T is their sum.
+    T has two, the first (`bias_ih`) is that of S, and the second is zeros, which read no role: (zeros, []). If only S
+    has two, that of T is their sum.
     """
     own, theirs = _biases(t), _biases(s)
     if len(own) == len(theirs) and (len(own) == 1 or role in theirs):

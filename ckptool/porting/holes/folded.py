@@ -16,9 +16,9 @@ def fold_norms(filling: Filling) -> None:
     into the scale and shift that the model has in its place.
 
     If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
-    are filled from the norm. Else nothing is done if another unit of the model without a partner has the sizes of the
-    norm. Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none,
-    the norm is left out, and a question about the layer says so.
+    are filled from the norm. Else nothing is done if any unit of the model without a partner has the sizes of the norm.
+    Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none, the norm
+    is left out, and a question about the layer says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     for norm in filter(None, [_norm_behind(filling, unit) for unit in free]):
@@ -30,7 +30,7 @@ def fold_norms(filling: Filling) -> None:
 
 
 def finish_folds(filling: Filling) -> None:
-    """Fold the norms that layers take into these layers, after all that decides about the layers themselves."""
+    """Fold each norm that `fold_norms` planned into its layer. Call this after all that decides about the layers."""
     for fold in filling.planned:
         fold(filling)
 

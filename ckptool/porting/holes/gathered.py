@@ -19,8 +19,8 @@ def doubt_neighbours(filling: Filling) -> None:
     order of the neighbours, without an open question, if both forward passes show their orders (`_shown`).
 
     If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, unless the
-    two layers come from the same code: most code of such layers follows Swin Transformer, which takes them column by
-    column, so the reordered tensor is taken, and the plain one is the option. Other layers stay.
+    two layers come from the same code (`Filling.same_code`): most such code follows Swin Transformer, which takes them
+    column by column, so the reordered tensor is taken, and the plain one is the option. Other layers stay.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -42,9 +42,9 @@ def parts(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit
     several are of the target, each gets its part of the source's unit (`_cut`); if they are of the source, the target's
     unit gets them side by side (`_joined`). Nothing is filled here.
 
-    The several units are all that are left in their module with equal roles and dimensions (`_families`). In the module
-    of the other side with the partners of their neighbours (`_counterpart`), exactly one unit without a partner has the
-    sum of their sizes (`_dimension`), and its words exclude none of theirs.
+    The several are all units without a partner in their module with the same roles and number of dimensions
+    (`_families`). In the module of the other side with the partners of their neighbours (`_counterpart`), exactly one
+    unit without a partner has the sum of their sizes (`_dimension`), and its words exclude none of theirs.
 
     Args:
         pairs: the pairs so far, (target, source).

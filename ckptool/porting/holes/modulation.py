@@ -24,10 +24,10 @@ from .filling import Filled, Filling
 def doubt_modulation(filling: Filling) -> None:
     """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
     parts (`_doubt_order`). If both forward passes show the orders, the parts are exchanged or kept without a question.
-    Else nothing is done if the two sides have the same names (`Filling.same_names`), or for pairs of one name or the
-    same code (`Filling.written_once`).
+    Else nothing is done if the source has the keys of all parameters of the model (`same_names`), or for pairs of one
+    name or the same code (`Filling.written_once`).
 
-    If the model was not traced, a pair is asked about if a name on one side is one for scale and shift
+    If the model was not traced, a pair is asked about if the name of one of its units is one for scale and shift
     (`_first_by_name`), the weight has 2, 3, 6 or 9 times as many rows as columns (`_parts_of`), the last two components
     of the paths differ, and the two are not of the same code. The option is the layer with its parts exchanged.
     """
@@ -52,7 +52,7 @@ def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, 
     ones are the option. The first of these that applies decides:
 
     - the name of S says the order of T, surely or with the shift first: nothing is asked;
-    - the order of T is UNUSUAL, and most layers of its model have the other one: the exchanged parts are taken;
+    - the order of T is UNUSUAL, not that of most such layers of the model: the exchanged parts are taken;
     - the scale is first in T, or it has only two parts: the exchanged parts are taken if the name of S says the other
       order, and are the option if not;
     - the shift is first in T, which has further parts (gates): nothing is asked.
@@ -72,9 +72,9 @@ def doubt_gates(filling: Filling) -> None:
     gate in the source (`_doubt_half`, `_doubt_far`). If both forward passes show it, the halves are exchanged if the
     codes differ, and kept if not, without a question.
 
-    If the source's code does not show the gate, nothing is asked if the two sides have the same names
-    (`Filling.same_names`), about pairs of one name or of the same code (`Filling.written_once`), nor
-    about layers called `glu` whose gate is where torch's `glu` has it (`_is_of_glu`).
+    If the source's code does not show the gate, nothing is asked if the source has the keys of all parameters of the
+    model (`same_names`), about pairs of one name or of the same code (`Filling.written_once`), nor about layers called
+    `glu` whose gate is where torch's `glu` has it (`_is_of_glu`).
     """
     for t, s in filling.matching.pairs:
         gate, whole = _gate(t), _whole(s)
@@ -176,16 +176,16 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
 
 
 def _ask(filling: Filling, unit: Unit, parts: int, why: Reason, *, exchange: bool = False) -> None:
-    """Ask with the reason WHY about the tensors of UNIT, a layer of the target with PARTS parts in its output
-    (`_exchanged`). The tensor with two parts exchanged is the option; with EXCHANGE it is taken, and the other is the
-    option.
+    """Ask with the reason WHY about each filled tensor of UNIT, a layer of the target with PARTS parts in its output,
+    if PARTS divides its rows. The tensor with parts exchanged (`_exchanged`: the first two, or the first two of each
+    three) is the option; with EXCHANGE it is taken, and the other is the option.
     """
     for filled, turned in _with_exchanged(filling, unit, parts):
         filled.ask(why, options=[turned], exchange=exchange)
 
 
 def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
-    """Exchange two of the PARTS parts of the output of UNIT (`_exchanged`), without a question."""
+    """Exchange parts of the output of UNIT, which has PARTS parts, without a question. Tensors as in `_ask`."""
     for filled, turned in _with_exchanged(filling, unit, parts):
         filled.expr = turned
 

@@ -22,8 +22,8 @@ _READ = 24
 def doubt_norms_around_1(filling: Filling) -> None:
     """Shift vectors to which the two codes add different numbers, as both forward passes show (`_added_in_code`). Then
     ask about the other norm weights if their values show that only one of the two codes adds 1 to them: those to which
-    the model adds nothing (`_doubt_around_0`; without any doubt, `_doubt_gamma`), and those to which it adds something
-    (`_doubt_around_1`). Nothing is asked if no values may be read.
+    the model adds nothing (`_doubt_around_0`), and those to which it adds something (`_doubt_around_1`). If one of the
+    former has no open question then, its name may raise one (`_doubt_gamma`). Nothing is asked without values to read.
     """
     told = _added_in_code(filling)
     if filling.values is None:

@@ -71,8 +71,8 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     Look-alikes are pairs of PAIRS with equal shapes, in one module on both sides, that have evidence of their place
     only (the modules around them, other blocks: `_BY_PLACE`). A pair is left out if a pair of the same names (`_names`)
     has evidence of another kind in any block. Of the look-alikes of a module, only two that follow one another in the
-    model's order of registration are compared; if the first takes the output of the second, in the reverse order.
-    Nothing is asked if the two names have different sizes in the module of another block.
+    model's order of registration are compared; if the first takes the output of the second, also through others, in the
+    reverse order. Nothing is asked if the two names have different sizes in the module of another block.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -229,8 +229,8 @@ def _crossed(
 
 def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
     """Return whether the first pair of BLOCK and the first pair of OTHER are in one order in the graphs of both codes:
-    in both, the output of the first flows into the second, or in both the other way round. False if a code was not
-    followed, or if neither flows into the other.
+    in both, the output of the first flows into the second, or in both the other way round. Layers between the two do
+    not matter. False if a code was not followed, or if neither flows into the other.
     """
     (t, s), (t2, s2) = (next(iter(pairs)) for pairs in (block, other))
     ways = [(flows_into(a, b), flows_into(b, a)) for a, b in ((t, t2), (s, s2))]

@@ -220,9 +220,9 @@ RULES = {
 
 def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
     """Return (the kernel [out, in, …] with another number of input channels, by the likeliest rule of `RULES`: "repeat"
-    for more channels, "sum" for one, else "first" for fewer; the question about it, with the results of the other rules
-    that are possible as options). None if anything but the number of input channels differs, or if the kernel does not
-    have three to five dimensions.
+    for more channels (in turn, scaled by have/wanted), "sum" for one, else the "first" ones; the question about it,
+    with the results of the other rules that are possible as options). None if anything but the number of input channels
+    differs, or if the kernel does not have three to five dimensions.
 
     Args:
         wanted, have: the sizes in the model and in the file, which differ in the second number.

@@ -22,7 +22,7 @@ def doubt_rotary(filling: Filling) -> None:
     """Keep or reorder the rows of each tensor of queries or keys to which the model applies a rotary embedding
     (`_turned_by_model`), or ask about them. They are kept if both codes pair rows in one way, by their forward passes
     or by names; reordered if both forward passes show different ways; else a question is asked (`_Rows`). Nothing is
-    done if both sides have the same names and the source's forward pass does not show how it pairs rows.
+    done if the source has all keys of the model (`same_names`), and its forward pass was not followed.
 
     Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix of
     queries or keys in their module was kept.
@@ -111,8 +111,8 @@ class _Rows:
         """Reorder the rows to the model's pairs, without an open question, and return True, if both forward passes show
         how they pair rows, and turn whole heads. The caller has made sure that the two ways differ.
 
-        If the source's forward pass does not show it, change nothing, and return whether both sides have the same names
-        (then nothing is to be asked). In other cases, such as unknown heads, change nothing, and return False.
+        If the source's forward pass does not show it, change nothing, and return whether it has all keys of the model
+        (`same_names`: then nothing is to be asked). Else, as for unknown heads, change nothing, and return False.
         """
         shown, turned = self._shown_in_source(), self._reordered()
         if shown is None:
@@ -123,9 +123,9 @@ class _Rows:
         return True
 
     def are_known_to_agree(self) -> bool:
-        """Return whether the source is not known to pair otherwise (`_differ`), and has the model's code or names that
-        surely mean the model's pairing. False if both sides have the same names, unless the source's forward pass shows
-        its pairing.
+        """Return whether the source is not known to pair otherwise (`_differ`), and has the model's code (`same_code`,
+        by equal keys) or names that surely mean the model's pairing. False if it has all keys of the model
+        (`same_names`), unless its forward pass shows its pairing.
         """
         if self._shown_in_source() is None and self.filling.same_names:
             return False

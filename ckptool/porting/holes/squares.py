@@ -158,7 +158,7 @@ def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
 
 
 def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
-    """Return that of PIECES that EXPR takes, as it is or reshaped; None if it takes none so."""
+    """Return that of PIECES whose expression is EXPR, or EXPR without the reshapes around it; None if there is none."""
     return next((p for p in pieces if p.expr in (expr, ex.unreshaped(expr))), None)
 
 
@@ -189,7 +189,7 @@ def turn_squares_of_layers(filling: Filling) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OfLayer:
-    """A matrix of a layer of the file that is taken as it is.
+    """A matrix of a layer of the file, in the common form, that fills a hole unchanged.
 
     Attributes:
         filled: where it goes.

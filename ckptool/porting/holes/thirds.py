@@ -33,8 +33,7 @@ def doubt_thirds(filling: Filling) -> None:
       two concatenated tensors of one size, unless both codes show equal names and sizes of these: code that cuts in an
       order of its own may join in one, too.
 
-    Only tensors of `_written_anew` get questions. Nothing is done if the two sides have the same names
-    (`Filling.same_names`).
+    Only tensors of `_written_anew` get questions, and none if the source has all keys of the model (`same_names`).
     """
     if filling.same_names:
         return

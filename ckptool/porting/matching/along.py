@@ -46,7 +46,8 @@ def _found(targets: Sequence[Unit], sources: Sequence[Unit], beside: Sequence[Pa
     show no source, or several, are left out. Two targets may get one source.
 
     A pair of A and B (its target and its source) shows that T and S are in one branch if all of these are true:
-    - Of TARGETS, only T gives its output to A; or, tried separately, only T takes the output of A.
+    - Of TARGETS, only T gives its output to A (also through other layers); or, tried separately, only T takes that of
+      A.
     - Of SOURCES, only S has a word in its path that the path of B has, and that no other of SOURCES has.
     - If the flow of S is known, S gives its output to B, or takes that of B, as T does with A. If it is not known, the
       caller has to ask a question.

@@ -186,8 +186,8 @@ class Cells:
         return moved
 
     def join(self, target: Unit, source: Unit) -> None:
-        """Make a decided pair of TARGET and SOURCE, units of two different cells (of different sizes): both move to a
-        new cell of their own. They note no evidence. The other units stay in the two old cells, where two that are left
+        """Make a decided pair of TARGET and SOURCE, units of unequal shapes and so of two cells: both move to a new
+        cell of their own. They note no evidence. The other units stay in the two old cells, where two that are left
         alone become a pair.
         """
         moved: dict[int, _Cell] = {}

@@ -143,8 +143,8 @@ class Levels:
 
     def runs_back(self, series: Series) -> bool:
         """Return whether the model runs the list SERIES from its highest number to its lowest: each member takes the
-        output of the member with the next higher number, and does not give it its own. False if the list does not have
-        2 to 12 members, or if the forward pass is not known.
+        output of the member with the next higher number, directly or through other layers, and does not give it its
+        own. False if the list does not have 2 to 12 members, or if the forward pass is not known.
         """
         members = self._lists[True].get(series.partition("{}")[0], {})
         run = [members[number] for number in sorted(members, reverse=True)]
@@ -152,8 +152,8 @@ class Levels:
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:
-        """Return the lists of the model, of 2 to 12 members, whose members do not take each other's outputs: list ->
-        number -> member.
+        """Return the lists of the model, of 2 to 12 members, whose members do not take each other's outputs, neither
+        directly nor through other layers: list -> number -> member.
         """
         return {
             row: members
@@ -204,9 +204,9 @@ def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
     """Return 1 if MEMBERS of a list take the outputs of LEVELS, another list, one by one in the same order, -1 if in
     the opposite order, 0 if neither. Both are number -> member.
 
-    If several members take the output of a level, the one that the model runs first counts. 0 if no member takes the
-    output of some level, if one member counts for two levels, if a member and a level share layers, if the numbers
-    neither all rise nor all fall together, or if there is only one level.
+    If several members take the output of a level, directly or through others, the one that the model runs first counts.
+    0 if no member takes the output of some level, if one member counts for two levels, if a member and a level share
+    layers, if the numbers neither all rise nor all fall together, or if there is only one level.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

@@ -48,7 +48,7 @@ class Matching:
 
     Attributes:
         pairs: (target, source) units, in the order of the target.
-        free_targets, free_sources: units without a partner.
+        free_targets, free_sources: units without a partner, but for sources that `Matcher` left out from the start.
         undecided: cells that nothing could split: (targets, sources).
         new: those of `free_targets` that are heads in place of another head.
         later: units of the target in repeated blocks of which the source has only the first; in no other list.
@@ -155,8 +155,8 @@ class Matcher:
 
         `pairs` are the decided pairs that count (`_accepted`), without new heads (`_new_heads`), in the order of the
         target. `undecided` are the open cells, without heads of another model (`_heads_of_others`). `new` has the
-        targets of both kinds of heads. `free_targets` and `free_sources` have all other units: those of both kinds of
-        heads, those of decided pairs that do not count, and, of the target, buffers that code computes.
+        targets of both kinds of heads. `free_targets` and `free_sources` have all other units: those of cells of one
+        side only, of both kinds of heads, of decided pairs that do not count, and buffers that the model computes.
         """
         cells = list(self.cells.groups().values())
         accepted, lone = self._accepted()
@@ -298,7 +298,7 @@ class Matcher:
         - A pair before new heads (`_is_before_heads`).
         - Norms directly behind the two layers of a certain pair (`_is_directly_behind`).
 
-        PAIRS are all pairs of the result, LONE among them.
+        PAIRS are all pairs of the result; LONE may have new heads as well, which are not among them.
         """
         whole = not open_targets
         nothing_left = not free_s
@@ -319,10 +319,10 @@ class Matcher:
         """Return whether T and S have the same place among the pairs CERTAIN, and the model runs all OPEN_TARGETS, its
         units without a partner, after T, as it runs new heads.
 
-        The same place: for each pair of CERTAIN, the output of T flows into its target if, and only if, its source is
-        registered after S; that is so for at least one pair. T and S hold the same roles, and are the only units of
-        their colour. False if OPEN_TARGETS is empty, if it is not known when T or one of them runs, or if the order of
-        the source's keys means nothing.
+        The same place: for each pair of CERTAIN, the output of T flows into its target, directly or through other
+        layers, if, and only if, its source is registered after S; that is so for at least one pair. T and S hold the
+        same roles, and are the only units of their colour. False if OPEN_TARGETS is empty, if it is not known when T or
+        one of them runs, or if the order of the source's keys means nothing.
         """
         turns = [u.turn for u in (t, *open_targets)]
         ran = [turn for turn in turns if turn is not None]
@@ -418,8 +418,8 @@ class Matcher:
         return nothing_left or (inside and not behind)
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
-        """Return whether the output of ONE flows into OTHER; if the forward pass is not known, whether ONE is
-        registered before OTHER.
+        """Return whether the output of ONE flows into OTHER, directly or through other layers; if the forward pass is
+        not known, whether ONE is registered before OTHER.
         """
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
@@ -617,7 +617,7 @@ class Matcher:
 
 def _tells(said: Sequence[Collection[tuple[str, str]]], t: Unit, s: Unit) -> bool:
     """Return whether T and S have labels that exclude each other, and one side has both of these labels, so that they
-    do not mean the same. SAID has (group, label) for the labels of all units of each side.
+    do not mean the same. SAID has, for each side, (group, label) of all labels of its paired units.
     """
     own, theirs = (labels(unit.words, hard=True) for unit in (t, s))
     apart = [(group, own[group], theirs[group]) for group in own.keys() & theirs.keys() if own[group] != theirs[group]]
@@ -670,8 +670,8 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """Return the telling words of UNIT's path, without words that any head may have ("head", "classifier", also in the
-    plural).
+    """Return the telling words of UNIT's path (no numbers, no kinds of layers), without those that any head may have
+    ("head", "classifier", also in the plural).
     """
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}

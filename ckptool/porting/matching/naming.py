@@ -400,7 +400,7 @@ def _below(prefix: Path, units: Iterable[Unit]) -> dict[Path, Unit]:
 
 
 def _list(path: Path) -> Series:
-    """Return the list of the modules in PATH whose names are numbers."""
+    """Return the list of numbered modules in the module PATH: "a.b.{}" for `a.b`."""
     return ".".join((*path, "{}"))
 
 

@@ -76,8 +76,8 @@ class Neighbours:
         return known and t.pieces.keys() == s.pieces.keys() and self._is_unrelated(t) and self._is_unrelated(s)
 
     def _is_unrelated(self, unit: Unit) -> bool:
-        """Return whether the name of UNIT tells nothing about other units: it has no number, no word with a label in
-        the vocabulary, and no word that another unit of either side has.
+        """Return whether the path of UNIT tells nothing about other units: it has no number (also "first"), no word
+        with a label in the vocabulary, and no word that another unit of either side has, also its partner.
         """
         if unit.numbers or NUMBER.search(".".join(unit.path)):
             return False

@@ -58,9 +58,9 @@ class Orders:
         self._places: dict[str, tuple[dict[int, int], ...]] = {}
 
     def by_numbers(self) -> bool:
-        """Split cells with equally many units on both sides by the ranks of the numbers in their paths: the units of
-        the lowest number are partners, and so on; or those of the lowest and the highest, if the two sides count from
-        opposite ends (`_number_ranks`, which then fills `backwards` of the units). Return whether any cell was split.
+        """Split cells with equally many units of both sides by the ranks of the numbers in their paths ("first" is 1):
+        the units of the lowest number are partners, and so on; or of the lowest and the highest, if the sides count
+        from opposite ends (`_number_ranks`, which fills `backwards` then). Return whether any cell was split.
 
         If the ranks put the units in another order than execution and registration do (`_order_conflict`), a cell is
         split only if both sides have the same numbers, and these do not count members of several lists
@@ -85,7 +85,7 @@ class Orders:
         """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
         cell; equal ranks are partners. None if `units.number_ranks` returns None (the paths of a side do not all have
         equally many numbers, or all have the same; or the sides do not have equally many units of a rank); its result
-        if TARGETS, or SOURCES, are of several series.
+        if TARGETS, or SOURCES, are of several series (paths without numbers).
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
@@ -109,8 +109,8 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return (numbers of the target, numbers of the source) for each decided pair of the series of TARGET and
-        SOURCE.
+        """Return (numbers of the target, numbers of the source) for each decided pair whose paths, without their
+        numbers, are those of TARGET and SOURCE.
         """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
@@ -288,9 +288,9 @@ class Orders:
         return found
 
     def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
-        """Return whether TARGETS are of one series, SOURCES, too, and the model runs TARGETS in the order of their
-        numbers (registers them so, if it is not known when it runs them). NUMBERED has `id` of a unit -> rank of its
-        number.
+        """Return whether the paths of TARGETS are equal but for numbers, those of SOURCES, too, and the model runs
+        TARGETS in the order of their numbers (registers them so, if it is not known when it runs them). NUMBERED has
+        `id` of a unit -> rank of its number.
         """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
@@ -531,8 +531,8 @@ def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | No
     the number at the first place where their paths differ (`3.0.fn.2` before `3.3`). A list of layers runs in its
     order, whatever the file sorts its keys by.
 
-    None if not each of TARGETS takes the output of the one run before it (also if the forward pass is not known), if
-    one of SOURCES has no number at that place, or if two have the same number there.
+    None if not each of TARGETS takes the output of the one run before it, directly or through other layers (also if the
+    forward pass is not known), if one of SOURCES has no number at that place, or if two have the same number there.
     """
     used = sorted(targets, key=lambda u: u.order if u.used is None else u.used)
     if not all(flows_into(one, other) for one, other in pairwise(used)):
@@ -553,7 +553,7 @@ def _of_several_rows(units: list[Unit]) -> bool:
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:
-    """Return whether SOURCES are of one series, and their numbers rise in the order in which they are stored."""
+    """Return whether the paths of SOURCES are equal but for numbers, which rise in the order of registration."""
     if not _of_one_series(sources):
         return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]

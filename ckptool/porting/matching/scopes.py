@@ -28,7 +28,7 @@ class Scope:
         words: the words of its path.
         partner: the scope of the other side that it is paired with, or None.
         doubts: the questions about this pair; the target has them.
-        whole: whether it and its partner hold the same units, also those that have no partner yet.
+        whole: whether it and its partner held equally many units of every cell when they were paired, and are `all`.
         all: False for the outermost module if the other side lacks the colour of a unit; else True.
         in_order: whether only an order made its pair; the target has it.
     """
@@ -186,10 +186,10 @@ class Scopes:
 
     def _labels(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> list[_Label]:
         """Return functions (scope, whether it is of the target) -> label, equal for partners, or None, that tell
-        TARGETS and SOURCES apart, the most reliable first. The labels are: the pair of scopes around it; for each
-        group of words that exclude each other, the label of its path there; its place in a list that the two sides
-        count from opposite ends; its path; its place in a series with a known rule between numbers; with IN_ORDER, its
-        place in a list (`_places_in_lists`); the numbers in its path.
+        TARGETS and SOURCES apart, the most reliable first. The labels are: the pair of scopes around it; for each group
+        of words that exclude each other, the label of its path there; its place in a list that the two sides count from
+        opposite ends; its path; its place in a series with a known rule between numbers; with IN_ORDER, its place in a
+        list (`_places_in_lists`); the numbers in its path ("first" is 1).
 
         The last two are left out if `_other_end` has a question about TARGETS and SOURCES. The numbers are also left
         out if the paths of a side do not all have equally many numbers.
@@ -265,7 +265,7 @@ class Scopes:
     def _from_the_other_end(self, targets: Sequence[Scope], chosen: Sequence[Scope]) -> list[Scope] | None:
         """Return CHOSEN, the partners of TARGETS, with the members of lists of the source in the opposite order, for
         those lists whose numbers then rise or fall along the targets, and do not with CHOSEN; None if there is no such
-        list. Pairs of other scopes in the same list count, too.
+        list. Pairs of other scopes in this list of the source count, too; a list without such a pair stays.
 
         `blocks.5` is paired with `up.2.attn`, and `blocks.15` with `up.0.block`: so `blocks.4` and `blocks.6` are of
         `up.2`, not of `up.1`. The paths of the targets have one number, and those of members of lists two or more.
@@ -437,7 +437,7 @@ class Scopes:
         return self.cells.targets
 
     def are_paired(self, unit: Unit) -> bool:
-        """Return whether all scopes around UNIT have partners; True if there are none."""
+        """Return whether all scopes (modules) around UNIT have partners; True if there are none."""
         return all(scope.partner is not None for scope in self._inner.get(id(unit), ()))
 
     def in_order(self, unit: Unit) -> int:
@@ -493,9 +493,7 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     """Return whether the scopes of one side are numbered members that hold named parts (`steps.0` with `scale` and
     `shift`, `steps.1` …), and those of the other side are named parts that hold numbered members (`scale` with `0` and
-    `1`, `shift` …). Each scope has as many different names below it as its side has scopes.
-
-    Then no scope of one side is the partner of one of the other side, although there are equally many.
+    `1`, `shift` …), so that none has a partner. Each scope has as many different names below it as its side has scopes.
     """
     forms = []
     for scopes in (targets, sources):

@@ -50,12 +50,12 @@ class Sequences:
     def _ordered(self) -> list[Sequence]:
         """Return the orders for `all`, each as (name, units of the target, units of the source), both in this order:
 
-        - "execution order of both", if both sides were traced;
+        - "execution order of both", if both sides were traced (orders of execution lack units without a known place);
         - if the order of the source's keys is meaningful: "registration order", and "execution order" if the target was
           traced, both with the source in the order of registration.
 
         [] if none of these is there. The order in which neighbours of both sides have equal colours most often is first
-        (`_credit`, which notes its result for `credit_of`).
+        (`_credit`).
         """
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
@@ -70,8 +70,7 @@ class Sequences:
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
         """Return how well the order NAME agrees on both sides, 0 to 1: how many couples of neighbours in TARGETS have a
         couple of neighbours of the same two colours, first and second, in SOURCES, each counted once, divided by the
-        number of couples of the shorter side; 0 if a side has no two units. It is computed once for each name, and
-        noted for `credit_of`.
+        number of couples of the shorter side; 0 if a side has no two units. It is noted for `credit_of`.
         """
         if name not in self._credits:
             a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))

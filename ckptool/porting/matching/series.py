@@ -69,9 +69,9 @@ class Ways:
     the source, all of these by one rule (`Way`), and no other rule was found for either of the two series.
     Args:
         pairs: paths of pairs, (of the target, of the source).
-        members: the numbers of each series on both sides, for rules that have to hold for all members: the source has
-            every number that the rule gives. Without it, two blocks that each begin a stage (`res.2` is `layer2.0`,
-            `res.3` is `layer3.0`) would show a rule for the others.
+        members: series -> its numbers (`members_of`), of the target and of the source, for rules that have to hold for
+            all members: the source has every number that the rule gives. Without it, two blocks that each begin a stage
+            (`res.2` is `layer2.0`, `res.3` is `layer3.0`) would show a rule for the others.
     """
 
     def __init__(

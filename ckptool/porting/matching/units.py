@@ -28,7 +28,7 @@ class Unit:
     Attributes:
         path: the components of its path.
         pieces: role -> its tensor in the common form.
-        colour: its shape, without sizes of 1, and its kind. Two units can only be partners if these are equal.
+        colour: the shape of its main tensor, without sizes of 1, and its kind (`_colour`). Partners have equal colours.
         order: its place in the state dict.
         used: its place in the order of execution, or None if that is not known.
         turn: its place in the order of execution among the units of its side only, or None.
@@ -235,10 +235,10 @@ def _without_numbers(path: Path) -> Path:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return `id` of a unit -> rank, from 0, of all numbers in its path, compared one after the other, among TARGETS or
-    among SOURCES. Units of a side with the same numbers have one rank. If the numbers of a source correspond to those
-    of a target in another order (`blocks.2.conv1` and `convs1.2`), they are compared in the target's order
-    (`_columns`).
+    """Return `id` of a unit -> rank, from 0, of all numbers in its path ("first" is 1, too), compared one after the
+    other, among TARGETS or among SOURCES. Units of a side with the same numbers have one rank. If the numbers of a
+    source correspond to those of a target in another order (`blocks.2.conv1` and `convs1.2`), they are compared in the
+    target's order (`_columns`).
 
     None if the paths of a side do not all have equally many numbers, if they all have the same numbers, or if the two
     sides do not have equally many units of each rank.
@@ -306,8 +306,8 @@ def _meaningful(unit: Unit) -> set[str]:
 
 def similarity(t: Unit, s: Unit) -> float:
     """Return how many meaningful words and labels (`_meaningful`) the names of T and S have in common, as a share of
-    all that either has, and 0.05 more if their paths have numbers, the same in the same order: 0 to 1.05. 0 if a name
-    has no such word.
+    all that either has, and 0.05 more if their paths have numbers (also "first"), the same in the same order: 0 to
+    1.05. 0 if a name has no such word.
     """
     a, b = _meaningful(t), _meaningful(s)
     if not a or not b:

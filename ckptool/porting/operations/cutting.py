@@ -55,10 +55,10 @@ class Slice(Cut):
         return sliced(x, *params)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the slice X with fewer or simpler operations; X itself if none of these
-        fits. SHAPES has the sizes of each key. The first that fits is taken, and its result is simplified in turn:
+        """Return an expression that equals the slice X, made by the first of these rules that fits and simplified in
+        turn; X itself if none fits. The tensor inside of X is simplified already. SHAPES has the sizes of each key.
 
-        - A slice of all elements is the tensor inside of X.
+        - A slice of all elements of its dimension is the tensor inside of X.
         - A slice of a slice along the same dimension is one slice.
         - A slice of a `cat` along the same dimension joins the parts that it covers, cut where it begins and ends.
         - Rows (dimension 0) of a reshape that keeps the number of rows are a reshape of these rows.
@@ -94,8 +94,8 @@ class Slice(Cut):
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code of a slice, `x[:, start:stop]`, for the text ARGS[0] and PARAMS (dim, start, stop),
-        where start and stop are numbers or codes. A start or stop of 0 is left out. If one of them has a space in it,
-        the colon has spaces, too: `x[2 * n : 2 * n + 2]`, or `x[: n + 1]` without a start.
+        where start and stop are numbers or codes. A start of 0 is left out. If one of them has a space in it, the colon
+        has spaces, too: `x[2 * n : 2 * n + 2]`, or `x[: n + 1]` without a start.
         """
         start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
         between = ":"
@@ -112,7 +112,7 @@ class Slice(Cut):
 
 
 class Select(Cut):
-    """The operation `select(x, dim, index)`: one element of dimension dim, which goes away."""
+    """The operation `select(x, dim, index)`: element index of dimension dim, without that dimension."""
 
     name, usage = "select", "select(x, dim, index)"
     summary = "one element of dimension dim, which goes away"

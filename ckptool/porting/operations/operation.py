@@ -198,7 +198,7 @@ class Calculation(Operation):
     """An operation that computes values when they are written.
 
     The result has the widest type of its tensors (`widest`; of the first `typed` ones, if that is not None). It is
-    computed in float64 if that type is float64, else in float32, and rounded once.
+    computed in float64 if that type is float64, else in float32, and rounded once (if all are whole numbers, cut off).
     """
 
     typed: ClassVar[int | None] = None

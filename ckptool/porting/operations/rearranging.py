@@ -73,7 +73,7 @@ class Permute(View):
         """Return an expression that equals the permutation X, with fewer operations if possible: a reshape to the
         permuted sizes, if X permutes a reshape and moves only dimensions of size 1 past others; one permutation, if X
         permutes a permutation; the tensor inside of X, if X, or both permutations together, change nothing. Else an
-        equal of X.
+        expression equal to X.
         """
         inner, dims = x.args[0], [int(d) for d in x.params]
         if inner.op == "reshape":
@@ -193,7 +193,7 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
 
 class Flatten(View):
     """The operation `flatten(x, c, h, w, nchw|nhwc)`: the columns (the last dimension) of a linear layer that takes
-    flattened images, moved to this order of flattening from the other.
+    flattened images, moved to this order from the other: images are flattened as [c, h, w] (nchw) or [h, w, c] (nhwc).
     """
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
@@ -231,8 +231,8 @@ class Flatten(View):
         return [flatten(value, int(c), int(h), int(w), "nchw" if to == "nhwc" else "nhwc")]
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code for the text ARGS[0] and PARAMS (c, h, w, order): unflatten the columns to an image,
-        move its channels, flatten again.
+        """Return the torch code `x.unflatten(-1, (c, h, w)).movedim(-3, -1).flatten(-3)` for the text ARGS[0] and
+        PARAMS (c, h, w, "nhwc"); for "nchw" `x.unflatten(-1, (h, w, c)).movedim(-1, -3).flatten(-3)`.
         """
         return (
             f"{args[0]}.unflatten(-1, ({listed(params[:3])})).movedim(-3, -1).flatten(-3)"
@@ -259,7 +259,7 @@ def permute(x: Expr, *dims: int) -> Expr:
 
 def reshape(x: Expr, shape: Sequence[int], old: Sequence[int] | None = None) -> Expr:
     """Return the expression of X reshaped to SHAPE, or X itself if OLD, the sizes of X, equals SHAPE; without OLD,
-    always a reshape. Of a reshape X only its tensor is taken, so that there are never two in a row.
+    always a reshape. If X is a reshape, the new one takes the tensor inside of X: there are never two in a row.
     """
     if old is not None and tuple(shape) == tuple(old):
         return x

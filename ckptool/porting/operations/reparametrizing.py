@@ -62,8 +62,8 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
 
 
 class Norm(Calculation):
-    """The operation `norm(v)`: the norms g of the rows of v that `torch.nn.utils.weight_norm` would store for the
-    weight v.
+    """The operation `norm(v)`: the norms g of the rows of v, with the sizes [rows, 1, …], that
+    `torch.nn.utils.weight_norm` would store for the weight v.
     """
 
     name, usage = "norm", "norm(v)"
@@ -93,8 +93,8 @@ def norm(v: Tensor) -> Tensor:
 
 
 class SpectralNorm(Calculation):
-    """The operation `spectral_norm(w, u, v)`: the weight of `torch.nn.utils.spectral_norm` in eval mode, from its
-    stored singular vectors u and v. Dimensions of w after the first count as one, its columns.
+    """The operation `spectral_norm(w, u, v)`: the weight of `torch.nn.utils.spectral_norm` in eval mode, w / (u w v),
+    with its stored singular vectors u and v. Dimensions of w after the first count as one in the product, its columns.
     """
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
@@ -126,7 +126,7 @@ def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 class Lora(Calculation):
-    """The operation `lora(w, a, b, scale)`: a low-rank adapter merged into the weight w (Hu et al., "LoRA", 2021)."""
+    """The operation `lora(w, a, b, scale)`: w + scale * b a, a low-rank adapter merged into w (Hu et al., 2021)."""
 
     name, usage = "lora", "lora(w, a, b, scale)"
     summary = "w + scale * b a"
@@ -195,7 +195,7 @@ def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
 
 
 class _Folded(Calculation):
-    """An operation that folds a batch norm into the weight or bias of the layer before it; its number is eps."""
+    """An operation that folds a batch norm into the weight or bias of the layer before it; its only number is eps."""
 
     params = REAL
 
@@ -211,7 +211,7 @@ class _Folded(Calculation):
 
 class FoldWeight(_Folded):
     """The operation `fold_weight(w, gamma, var, eps)`: the weight w of a convolution with the batch norm after it
-    folded in.
+    folded in: w * gamma / sqrt(var + eps), row by row.
     """
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
@@ -235,7 +235,7 @@ def fold_weight(w: Tensor, gamma: Tensor, var: Tensor, eps: float) -> Tensor:
 
 class FoldBias(_Folded):
     """The operation `fold_bias(b, gamma, beta, mean, var, eps)`: the bias b of a convolution with the batch norm after
-    it folded in.
+    it folded in: (b - mean) * gamma / sqrt(var + eps) + beta.
     """
 
     name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"

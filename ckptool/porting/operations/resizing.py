@@ -9,7 +9,7 @@ from .operation import Calculation, Expr, Shape, need
 
 
 class Repeat(Calculation):
-    """The operation `repeat(x, dim, n)`: n copies of x along dimension dim, divided by n.
+    """The operation `repeat(x, dim, n)`: n copies of x one after the other along dimension dim, divided by n.
 
     A layer with this weight gives the same output if its input is repeated in the same way.
     """
@@ -80,7 +80,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
 
 class Resize(Calculation):
     """The operation `resize(x, prefix, h, w, new_h, new_w)`: a position table [..., prefix + h * w, features] resampled
-    to a grid of new_h x new_w; the prefix stays.
+    to a grid of new_h x new_w, bicubic; the first prefix rows stay.
     """
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
@@ -128,7 +128,7 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
 
 def _resampling(old: int, new: int) -> Any:
     """Return the matrix [NEW, OLD] that resamples OLD values to NEW values, as float64: cubic convolution with a =
-    -0.5, widened by OLD / NEW when it shrinks. Values outside of the old ones are left out, and each row is divided by
+    -0.5, widened by OLD / NEW if NEW is smaller. Values outside of the old ones are left out; each row is divided by
     its sum, so that it sums up to 1.
     """
     import numpy as np

@@ -74,7 +74,8 @@ def prove(
     Returns:
         The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
         "time" or "trials" if a limit ended the search early. If no inputs are given and none are found on which both
-        models run, the `proof` says that nothing was compared.
+        models run, the `proof` says that nothing was compared. If outputs are equal only with inputs of one size in
+        other places, the first layers get a doubt.
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the source's code.
@@ -122,12 +123,13 @@ def _is_equal(found: Mapping) -> bool:
 
 
 def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
-    """Return FOUND with the question INPUTS_TURNED about each key that serves only some of the inputs, and with a note
-    in the text of its proof. FOUND itself if the model cannot be run.
+    """Return FOUND with a note in the text of its proof, and with the question INPUTS_TURNED about the keys of each
+    first layer (no layer is before it), and of each that does not depend on all first layers (`doubt_turned`). FOUND
+    itself if the model cannot be run.
 
-    FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs of one size have changed places: the
-    outputs would also be equal if the layers of two inputs were exchanged. TRIAL runs the model; its inputs become
-    those of BOTH.
+    FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs of one size have changed places (the
+    model's first has the values of the source's second): outputs would also be equal if the layers of two inputs were
+    exchanged. TRIAL runs the model, from here on with these inputs.
     """
     trial.inputs = both.values
     seen = trial.run(found.entries)
@@ -195,9 +197,9 @@ def prove_against(
     REFERENCE is a file of any format with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` ….
     The other arguments are as in `prove`.
     Raises:
-        NotFound: the file has no tensors with these names.
-        CannotCarry: the model does not take these inputs, or has no output that can be compared with these outputs.
-        RuleError: some inputs have a name and some have none.
+        NotFound: the file has no inputs, or no outputs, with these names.
+        CannotCarry: the model does not take these inputs, or none of its outputs can be compared with a saved one.
+        RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).
     """
     model = built(target_model)
     saved = read_reference(reference, model)

@@ -68,9 +68,9 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for last layers of the model that are cut from one layer of the source:
     they are cut from it in another order. Which layer has which rows shows in no layer, only in the outputs.
 
-    Last layers are the matrices directly behind the outputs. Two to four of them with the same input are changed
-    together, once for each other order, if all have unlike numbers of rows, and all are cut from one tensor of the
-    source now. Layers with equal numbers of rows stay: whether they or the outputs are exchanged is a question.
+    Last layers are the linear layers and convolutions directly before an output. Those with the same input are changed
+    together, with their biases, once for each other order, if they are two to four, all with unlike numbers of rows,
+    and all are cut from one tensor now. Equal numbers of rows stay: those layers or the outputs may be exchanged.
     """
     groups: dict[frozenset[int], list[Use]] = {}
     for index in sorted({i for behind in ground.own.behind for i in behind}):
@@ -133,9 +133,9 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer directly before F: the rows
-    of its weights and biases, in four parts or in three, all weights (for the input and for the hidden state) in the
-    same order. Nothing if there are fewer than two such weights.
+    """Yield changes (label, key -> expression) that reorder the gates of a recurrent layer before F: the rows of its
+    weights and biases, in four parts or in three, all weights in the same order. Its weights are those in GROUPS whose
+    outputs F takes, if need be with a bias added, and that have parts of one size. Nothing if they are fewer than two.
 
     GROUPS has the layers before F, grouped by their input. A weight may have only the first two or more of the parts,
     if the other gates are computed elsewhere; an order that would give it a part that it lacks is left out.

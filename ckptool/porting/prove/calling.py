@@ -19,8 +19,8 @@ def called(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
-    """Return (the names of the arguments of MODEL's forward pass, those among them that have no default), without
-    `*args` and `**kwargs`. Both are empty if its signature cannot be read.
+    """Return (the names of the arguments of MODEL's forward pass, those among them that have no default), with those by
+    keyword only, without `*args` and `**kwargs`. Both are empty if its signature cannot be read.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

@@ -247,8 +247,7 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
 
     The parts of the border are other tensors of SHAPES, each read once: one part for one dimension, three (two edges
     and the corner) for two, of which at most one may be missing; zeros take its place. Dimensions of 1 do not count. At
-    most 64 choices of borders are tried for each tensor. Code that gives its inputs a column of ones stores the terms
-    for one input alone, and the constant, at the edges of one matrix.
+    most 64 choices of borders are tried for each tensor.
     """
     sizes = squeezed(want)
     for dims in chain(combinations(range(len(sizes)), 1), combinations(range(len(sizes)), 2)):

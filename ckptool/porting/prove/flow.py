@@ -67,7 +67,7 @@ class Use:
         given: fingerprints of the output, one row per channel, in order.
         before: the indices of the uses whose outputs this use takes, with nothing but steps between.
         bare: fingerprints of the output before the bias is added; None without a bias, or if nobody asked for them.
-        steps: the operations without weights between those uses and this one.
+        steps: the operations without weights between the uses in `before` and this one, in order.
         step: the operation itself, if it has settings; else None.
     """
 
@@ -120,7 +120,7 @@ class Flow:
         uses: the uses, in the order of execution.
         outputs: the floating point tensors that the model returns.
         behind: for each output, the indices of the last uses that it is made of.
-        tails: for each output, the steps after those.
+        tails: for each output, the operations without weights between the uses in `behind` and it.
         places: for each output, its place in what the model returns.
         apart: how far fingerprints of the same channel may lie apart, relative to the channel and to the largest of
             all.
@@ -259,10 +259,10 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
     """Return `Use.told` -> a joined use, for each two or more of USES with the same weights used in the same way (equal
-    `Use.told`). Left out are those with outputs of several sizes.
+    `Use.told`). Left out are those with outputs of several sizes; {} if there are none.
 
-    The joined use has the index and the weights of the first, and the fingerprints of all outputs together. Its input
-    is that of all together, if all are known, with equally many channels; else None.
+    The joined use has the index and weights of the first, and fingerprints as of one output with the values of all
+    outputs (`_together`). Its input is made likewise, if all inputs are known, with equally many channels; else None.
     """
     groups: dict[tuple[Any, ...], list[Use]] = {}
     for use in uses:

@@ -84,8 +84,9 @@ class Ground:
         (weight as the model uses it, expression of its new value); a new value of other sizes is reshaped. Pairs with
         None are skipped; {} if no others are left. Nothing is changed here.
 
-        A weight may be some rows of a key: the other rows keep their present expression. If the key has none, IN_PART
-        lets them be zeros until other layers show them; without IN_PART the result is None.
+        A weight may be some rows of a key. The rows after them become the next rows of the same tensor of the source,
+        if it has more; the others keep their present expression. If the key has none, IN_PART lets them be zeros until
+        other layers show them; without IN_PART the result is None.
 
         None also if no expression makes one of the weights of its keys, if sizes do not fit, or if no expression for a
         key gives the new value.
@@ -244,9 +245,9 @@ class Ground:
 
     def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
         """Yield the change (LABEL, key -> expression) that gives the rows of SOURCES, concatenated, to USES, layers of
-        the model: the first rows to the first layer, the next to the second …. Biases go along with the weights; where
-        SOURCES lack one, it is zeros. Nothing if the sizes do not fit, if no expressions for the keys do this, or if
-        the keys have these expressions already.
+        the model: the first rows to the first layer, the next to the second …. Biases go along with the weights: zeros
+        where SOURCES lack one, none where the layer has none. Nothing if the sizes do not fit, if no expressions for
+        the keys do this, or if the keys have these expressions already.
         """
         some = any(s.bias is not None for s in sources)
         try:

@@ -83,7 +83,7 @@ def search(
 
 
 def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str, None]) -> tuple[str, _State] | None:
-    """Return (label of a change with which more agrees than in STATE, the state after it); None if there is none.
+    """Return (label of a change with which more agrees than in STATE (`_tried`), the state after it), or None.
 
     First come changes of the layers at which the models diverge (`_guesses`): the first one that helps is taken, and
     made in all other blocks as well, if that helps, too. If none helps, all changes of the whole mapping (`changes`)
@@ -132,11 +132,11 @@ def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: Mappi
 def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial: Trial) -> Iterator[Change]:
     """Yield the likeliest changes (label, key -> expression): first some of the whole mapping (`without_shifts`,
     `cut_from_few`); then, if there are several FRONTS (layers at which the models diverge), some that change all of
-    them at once, or, if there are none, some of the last layers before the outputs; then up to 200 for each layer of
-    APART (`_likely`), then those for recurrent layers (`_of_a_loop`).
+    them at once, or, if there are none, options of questions about all layers at once, and up to 200 of the last layers
+    before the outputs; then up to 200 for each layer of APART (`_likely`), then those for recurrent layers
+    (`_of_a_loop`). APART is FRONTS with at most four runs of the same keys.
 
-    APART is FRONTS with at most four runs of the same keys. All but the first few changes end when the limits of TRIAL
-    are reached.
+    Changes for one layer, of the last layers, and for recurrent layers end when the limits of TRIAL are reached.
     """
     yield from without_shifts(ground)
     yield from cut_from_few(ground)

@@ -27,11 +27,12 @@ _Pair = tuple[list[Use], list[Use]]
 
 def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the layers before F, a layer of the model, the weights of the
-    layers before its partner in the source's code, at most 32 for each partner. Keys that had these weights get the
-    old ones of these layers.
+    layers before its partner in the source's code: those directly before it that do not agree, and, where two paired
+    layers take unlike inputs, the layers before these two, up to 12 steps back (`_ways`). A change has all of them, in
+    one pairing; at most 32 for each partner. Keys that had these weights get the old ones of these layers.
 
-    A partner of F is a layer that reads all sources of the keys of F. If there is none, each layer that comes next
-    there (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too.
+    A partner of F reads all sources of the keys of F. If there is none, each layer that comes next there
+    (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too.
     """
     for s, is_known in _partners(ground, f):
         more: list[_Pair] = [] if is_known else [([f], [s])]
@@ -41,7 +42,7 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
 
 def before_an_output(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the layers before an output of the model the weights of the
-    layers before the same output of the source's code. These are the layers directly behind it that do not agree, and,
+    layers before the same output of the source's code. These are the layers directly before it that do not agree, and,
     where two paired layers take unlike inputs, the layers before these two, up to 12 steps back (`_ways`). A change has
     all of them, paired in one way; there are at most 32 for each output. Keys that had these weights get the old ones
     of these layers.
@@ -71,8 +72,8 @@ def _partners(ground: Ground, f: Use) -> list[tuple[Use, bool]]:
 def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) -> Iterator[list[_Pair]]:
     """Yield ways to pair layers of the model and of the source's code, each as a list of (layers of the model, layers
     of the source's code). OWN and THEIRS are the indices of layers of the two codes; they are paired without those that
-    give the same (`_left`). If a pair of single layers has unequal inputs, the layers before these two are paired as
-    well, and so on, at most BACK steps back.
+    give the same (`_left`). If a pair of single layers has unlike or unknown inputs, the layers before these two are
+    paired as well, and so on, at most BACK steps back.
 
     At most 24 pairings (`_pairings`) of OWN and THEIRS are taken, with two ways for the layers before each pair, and at
     most 24 ways in all for each. One way, [], if one side has no layers left, if one has more than six, or if BACK is

@@ -79,7 +79,7 @@ def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry]
 
     In each group of guessed entries with the same open questions, trials have to have taken the option of one number
     for all members that took an option. A member that they left as it was then gets its option of this number, if that
-    is a tensor times a factor, and EXPECTED, the flow of the source's code, multiplies by this factor behind the layer
+    is a tensor times a factor, and EXPECTED, the flow of the source's code, multiplies by this factor after the layer
     of that tensor (`_has_factor`). {} if there is none.
     """
     new: dict[str, Expr] = {}

@@ -64,9 +64,9 @@ def settings(
 ) -> list[Setting]:
     """Return the settings (eps, activation, padding) that differ between the source's code and the model: attributes
     of modules first, then steps, in the order of execution of the model. A setting with the same two values at several
-    layers is there once, with all of its places. [] if none differ. Only layers that read the same keys of the source
-    are compared (`_pairs`), with the steps before them, and the steps before the output, if each code has just one
-    output.
+    layers is there once, with all of its places. [] if none differ. Compared are layers that read at least one key of
+    the source in common (`_pairs`), the steps (operations without weights) directly before them, and, if each code has
+    just one output, the steps before that.
 
     Args:
         expected: the flow of the source's code, over keys of the file.
@@ -166,9 +166,9 @@ def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, notes: _Notes) ->
 
 
 def _of_step(theirs: Step, own: Step, notes: _Notes) -> None:
-    """Add to NOTES one setting for all settings that differ between THEIRS, a step of the source's code, and OWN, a
-    step of the model of the same name, with a swap that runs THEIRS in place of OWN. Nothing if none differ. Settings
-    that only one of the steps has do not count; numbers are equal up to a millionth.
+    """Compare THEIRS, an operation of the source's code, and OWN, one of the same name in the model. If settings differ
+    that both have, add to NOTES one item for all of these ("has eps 1e-05"), with a function that runs THEIRS in place
+    of OWN; else nothing. Numbers are equal up to a millionth.
     """
     a, b = dict(theirs.settings), dict(own.settings)
     differ = [name for name in a if name in b and not _is_same(a[name], b[name])]
@@ -242,7 +242,8 @@ class _Token:
 
 
 def _tokens(steps: Sequence[Step]) -> list[_Token]:
-    """Return STEPS of one code as tokens, in their order; steps of two codes that do the same give equal tokens.
+    """Return STEPS (operations without weights) of one code as tokens, in their order; if two codes do the same, their
+    tokens are equal.
 
     Multiplications by numbers that follow one another become one token "scale", and fused attention a scale and a
     softmax. Left out are products of matrices, arithmetic that changes nothing (a factor of 1, a sum with 0), and the
@@ -288,9 +289,10 @@ _NO_TOKENS = frozenset({"mm", "addmm", "bmm", "baddbmm", "add", "sub", "mul", "d
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, notes: _Notes) -> None:
-    """Add to NOTES what differs in the steps before a layer: other settings of one step, one activation in place of
-    another, steps that only one code has (see `_instead_of`). THEIRS are the steps in the source's code, OWN those in
-    the model, in order. USE is the step of the layer itself in the model; None if it has none, or before an output.
+    """Add to NOTES what differs in the steps (operations without weights) before a layer: THEIRS in the source's code,
+    OWN in the model, in order. Steps that are equal in both are skipped; what stands between them in one code is
+    compared with what stands there in the other (`_instead_of`): other settings, another activation, a missing step.
+    USE is the step of the layer itself in the model; None if it has none, or before an output.
     """
     a, b = _tokens(theirs), _tokens(own)
     matcher = SequenceMatcher(None, [t.look for t in a], [t.look for t in b], autojunk=False)
@@ -306,9 +308,9 @@ def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None,
     one activation left (any step but a scale, an "add" or a dropout), these two are paired; then each step that is left
     is noted as one that only one code has. Pairs are removed from both lists.
 
-    Each note gets a swap that makes the model do as the source's code, where one is known: the other activation, a
-    factor, a step that is left out, or a step of the source's code put in before FOLLOWING, the next step of the model
-    (None: then no step is put in).
+    Each note gets a function that makes the model do as the source's code (`Setting.swaps`), where one is known: the
+    other activation, a factor, a step that is left out, or one of the source's code put in before FOLLOWING, the next
+    step of the model (None: then none is put in).
     """
     for token in list(theirs):
         same = next((t for t in own if t.name == token.name), None)
@@ -339,7 +341,7 @@ def _instead_of(theirs: list[_Token], own: list[_Token], following: Step | None,
 def _other_settings(theirs: _Token, own: _Token, notes: _Notes) -> None:
     """Add to NOTES what differs between THEIRS, a step of the source's code, and OWN, a step of the model of the same
     name, both as tokens: the factor of a scale, the probability of a dropout, the number that is added (called "eps" if
-    both are below 0.05 and not both 0), or else the settings (`_of_step`). All but a dropout get a swap.
+    both are below 0.05), or else the settings (`_of_step`). A dropout gets no function in `Setting.swaps`.
     """
     if theirs.name == "scale":
         name = _called(own)

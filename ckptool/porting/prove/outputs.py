@@ -158,8 +158,6 @@ def _longest(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], tolerance: fl
 def are_rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
     """Return whether an output in SEEN has the values of one in EXPECTED (`_close`), but in another order; both are
     divided by their largest absolute value before. Outputs of one number do not count.
-
-    Code with another layout of channels (depth to space or pixel shuffle) needs another order in its last weights.
     """
     for a, b in ((a, b) for a in expected for b in seen if 1 < a.numel() == b.numel()):
         one, other = (x / (float(x.abs().max()) or 1.0) for x in (y.detach().double().reshape(-1) for y in (a, b)))

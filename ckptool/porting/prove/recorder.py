@@ -205,8 +205,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs) if swap is None else swap(func, args, kwargs)
 
     def _steps_before(self, places: Iterable[int]) -> tuple[Step, ...]:
-        """Return the steps by which the tensors in the storages PLACES are computed since the last uses of weights, in
-        the order of execution, each once; () if there are none.
+        """Return the steps (operations without weights) by which the tensors in the storages PLACES are computed since
+        the last uses of weights, in the order of execution, each once; () if there are none.
         """
         chains = {steps for place in places if (steps := self._chains.get(place))}
         if len(chains) < 2:
@@ -262,8 +262,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Add to `uses` the operation NAME, which takes data and weights, with its arguments ARGS and KWARGS and its
-        output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME. It becomes
-        several uses if it computes several layers at once.
+        output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME, with "0",
+        "1" … as the roles of its weights. It becomes several uses if it computes several layers at once.
 
         `_before`, the indices of the uses from which the present data is computed, is then those of the added uses; it
         stays if none was added.

@@ -32,8 +32,8 @@ def shift_first(row: Sequence[Piece]) -> tuple[Piece, ...] | None:
 
 
 def gives_shift_first(piece: Piece) -> bool:
-    """Return whether the vocabulary is sure that a layer with the name of PIECE gives shift, scale and gate in this
-    order.
+    """Return whether the words of PIECE have a phrase (`adaLN_modulation`) of which the vocabulary (`modulation`) is
+    sure that such layers give the shift first, and so shift, scale and gate in this order.
     """
     words = piece.words
     spans = (words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1))

@@ -136,7 +136,8 @@ def _made_of(
     at PLACE, of sizes HAVE: the values as they are, if the sizes are equal; and, only for floating point numbers
     (IS_FLOAT), with the dimensions after the first in another order (of three to five in all); as one channel in place
     of several of a picture [N, C, H, W] ("grey"); or several times along a new dimension, two or one ("frames"). The
-    lower the cost, the likelier; IS_NAMED, for equal names, makes the first two cheaper. Nothing if no way fits.
+    lower the cost, the likelier; it rises in this order. IS_NAMED, for equal names, makes the first two cheaper, but
+    not another order of equal sizes. Nothing if no way fits.
     """
     other_name = 0 if is_named else 1
     if have == wanted:

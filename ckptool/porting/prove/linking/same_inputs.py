@@ -109,8 +109,8 @@ def same_inputs(
     the first of several that agree equally. The search ends at the first with equal outputs, or, once some are found,
     when it is late or has had 20 seconds of CPU time.
 
-    If INPUTS are given, the inputs of modules inside of the source's code are tried only if both models could be run on
-    others before, and count only if outputs are equal.
+    Last, the model gets the input of a module inside of the source's code. If INPUTS are given, this is tried only if
+    both models could be run in another way before, and counts only if outputs are equal.
 
     Args:
         theirs: the source's code.
@@ -308,8 +308,8 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given; else those on which it was found to run,
-    in a search that begins with INPUTS, the inputs of the model, if these are given.
+    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried; else all on which a
+    search found it to run (`working_inputs`), or none. It begins with INPUTS, the inputs of the model, if given.
     """
     if source_inputs is not None:
         yield source_inputs

@@ -21,7 +21,8 @@ def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
     - by their names, those that are names of arguments of MODEL, if these are all that it needs;
     - by position, all of them;
     - the first alone, under the name of the main input (`main_input_name`), if MODEL has one;
-    - by the names of the arguments of MODEL, in order, unless its first argument is by position only;
+    - by the names of the arguments of MODEL, in order, without inputs beyond them, unless its first argument is by
+      position only;
     - by position, only the first as many as MODEL needs, if it needs fewer; if it needs more, the inputs again and
       again until they are as many.
     """
@@ -55,7 +56,7 @@ def respelled(example: Any, other: Any) -> Any:
 def mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
     """Yield mixtures of THEIRS and OWN, the inputs of two models, as flat lists in the order of THEIRS: for each input
     of THEIRS either that or, if it is another one, its counterpart in OWN (see `_counterparts`), in each combination.
-    The first is THEIRS itself. One of the models may accept any size, the other only its own.
+    The first is THEIRS itself.
     """
     pairs = _counterparts(theirs, own)
     yield from map(list, product(*([one] if same is None or same == one else [one, same] for one, same in pairs)))

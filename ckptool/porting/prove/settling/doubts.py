@@ -256,8 +256,6 @@ def unseen(entries: dict[str, Entry], mapping: Mapping, alone: set[str] | None) 
     the mapping before the proof, and has one now; only about those in ALONE, unless it is None. It is for a proof
     without equal outputs: ALONE has the keys that no later layer confirms if all that was compared is equal, else
     it is None.
-
-    Any layer that gets the same input and weights as a layer of the source gives the same output, even a new head.
     """
     open_before = {e.target for e in mapping.entries if e.status == "unmapped"}
     return {
