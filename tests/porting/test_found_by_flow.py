@@ -506,3 +506,15 @@ def test_rows_that_are_certain_stay_where_others_may_alternate_by_head() -> None
     entries = {"sure": Entry("sure", (24, 4), parts[0]), "open": Entry("open", (32, 4), parts[1], questions=(asked,))}
     found = [new for label, new in changes(entries) if label == "parts that alternate by 4 heads"]
     assert found == [{"open": ex.by_heads(4, *parts[1].args)}]
+
+
+def test_some_rows_of_a_table_do_not_keep_parts_from_being_cut_by_heads() -> None:
+    parts = {name: ex.part(ex.of("qkv"), 0, 8 * n, 8 * n + 8) for n, name in enumerate("qkv")}
+    parts |= {name: ex.part(ex.of("gate_up"), 0, 6 * n, 6 * n + 6) for n, name in enumerate(("gate", "up"))}
+    parts["places"] = ex.part(ex.of("table"), 0, 0, 7)
+    entries = {name: Entry(name, (x.params[2] - x.params[1], 4), x) for name, x in parts.items()}
+    found = [new for label, new in changes(entries) if label == "parts that alternate by 2 heads"]
+    assert found == [
+        {name: ex.of_heads(ex.of("qkv"), 2, 3, n) for n, name in enumerate("qkv")},
+        {name: ex.of_heads(ex.of("gate_up"), 2, 2, n) for n, name in enumerate(("gate", "up"))},
+    ]

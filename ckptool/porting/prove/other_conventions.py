@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from math import isclose
@@ -193,16 +194,24 @@ def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]
     block of rows each: first thirds, then halves, one change for each number of heads in `_HEAD_COUNTS` (2 to 32) that
     divides the rows of all parts. All parts of MADE, pairs (entry, its expression), change at once.
 
-    A part is an entry that is cut from a tensor as its first, second or (of thirds) third block of N rows, where N is
-    the number of rows of the entry.
+    Parts are entries that are cut from one tensor as its first, second and (of thirds) third block of equally many
+    rows. Entries with some rows of a tensor whose other rows no entry takes (`slice(table, 0, 0, 77)`) are no parts.
     """
-    parts = [(e, rows) for e, x in made if (rows := ex.rows_cut(x)) is not None]
+    cut: dict[tuple[Expr, int], list[tuple[Entry, int]]] = defaultdict(list)
+    for e, x in made:
+        if (rows := ex.rows_cut(x)) is not None and rows[1] % (rows[2] - rows[1]) == 0:
+            whole, start, stop = rows
+            cut[whole, stop - start].append((e, start // (stop - start)))
     for n in (3, 2):
-        split = {e.target: (e, x, start // (stop - start)) for e, (x, start, stop) in parts
-                 if start % (stop - start) == 0 and start // (stop - start) < n}  # fmt: skip
-        for heads in _HEAD_COUNTS if split else ():
-            if all(e.shape[0] % heads == 0 for e, _, _ in split.values()):
-                new = {key: ex.of_heads(x, heads, n, i) for key, (_, x, i) in split.items()}
+        parts = [
+            (e, whole, place)
+            for (whole, _), held in cut.items()
+            if {place for _, place in held} == {*range(n)}
+            for e, place in held
+        ]
+        for heads in _HEAD_COUNTS if parts else ():
+            if all(e.shape[0] % heads == 0 for e, _, _ in parts):
+                new = {e.target: ex.of_heads(whole, heads, n, place) for e, whole, place in parts}
                 yield f"parts that alternate by {heads} heads", new
 
 
