@@ -62,6 +62,12 @@ class Call:
         return dim % ndim if ndim and isinstance(dim, int) else None
 
     @property
+    def divides_last(self) -> bool:
+        """Return whether a call such as `chunk` or `split` divides its first argument along the last dimension."""
+        dim = self.divided
+        return dim is not None and dim == self.first.ndim - 1
+
+    @property
     def divided_size(self) -> int | None:
         """Return the size of the first argument in the dimension `divided`; None if that is None."""
         dim = self.divided

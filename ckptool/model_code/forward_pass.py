@@ -530,7 +530,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             (whole, one), (other_whole, other) = (self._scaled.get(id(part), (0, -1)) for part in call.args[:2])
             if whole == other_whole and (one, other) == (0, 1):
                 self._turned_halves.add(id(result))
-        if call.name in _CUTS and isinstance(result, tuple | list) and _along_last(call.args, call.kwargs, first):
+        if call.name in _CUTS and isinstance(result, tuple | list) and call.divides_last:
             if len(result) == 2 and result[0].shape == result[1].shape:
                 self._halves.update({id(half): (id(first), place) for place, half in enumerate(result)})
         elif call.name == "stack" and isinstance(first, tuple | list) and isinstance(result, torch.Tensor):
@@ -573,7 +573,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             return
         first = call.args[0] if call.args else None
         kind, what = self._from.get(id(first), ("", None))
-        if kind == "grouped" and call.name in _CUTS and _along_last(call.args, call.kwargs, first):
+        if kind == "grouped" and call.name in _CUTS and call.divides_last:
             self._inside(what)
         if kind == "fused" and call.name in _BLOCKS and (call.name == "unbind" or call.divided_size == what[1]):
             self._layout(what, "block")
@@ -800,14 +800,6 @@ _JOINS = frozenset("cat concat concatenate stack".split())
 _BLOCKS = frozenset("chunk split tensor_split unsafe_chunk unbind".split())
 
 _CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split())
-
-
-def _along_last(args: Any, kwargs: Any, whole: Any) -> bool:
-    """Return whether a call with these arguments splits the tensor WHOLE along its last dimension; the dimension is 0
-    if they name none.
-    """
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    return isinstance(dim, int) and dim % whole.ndim == whole.ndim - 1
 
 
 #: What torch's batch norm is given, in its order.

@@ -8,6 +8,7 @@ Whatever it does, the same steps on a tensor of numbers 0, 1, 2 … show where e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class SideBySide:
         key = self._made_by.get(id(bases[0])) if bases else None
         if key is None or key in self.layouts or any(one is None for one in numbers):
             return
-        wide, inner = bases[0].shape[1], _product(tuple(bases[0].shape[2:]))
+        wide, inner = bases[0].shape[1], prod(bases[0].shape[2:])
         shares = [torch.unique(one // inner % wide).tolist() for one in numbers]
         size = wide // len(parts)
         first = next((n for n, channel in enumerate(shares[0]) if channel != n), size)  # as many of the first head
@@ -151,9 +152,9 @@ class SideBySide:
         row = (numbers.flatten(0, -2)[0] if last else numbers[0].reshape(numbers.shape[1], -1)[:, 0]).tolist()
         shape = _shape(bases[0]) or ()
         count = len(row) // wide
-        if wide < 2 or len(row) % wide or not 1 < count < _product(shape) // (wide * shape[0]):
+        if wide < 2 or len(row) % wide or not 1 < count < prod(shape) // (wide * shape[0]):
             return None  # a map that is flattened is no neighbourhood
-        inner = 1 if at_end else _product(shape[2:])
+        inner = 1 if at_end else prod(shape[2:])
         channels = [n // inner % wide for n in row]
         places = [n // (inner * wide) * inner + n % inner for n in row]
         rank = {place: n for n, place in enumerate(sorted({*places}))}
@@ -221,13 +222,6 @@ def _passed_on(held: tuple[bool, int], name: str, shape: tuple[int, ...]) -> tup
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    made = 1
-    for size in sizes:
-        made *= size
-    return made
 
 
 __all__ = ["SideBySide"]

@@ -296,11 +296,6 @@ class Signature:
     metadata: Mapping[str, Any] | None = None
     framework: str = ""
 
-    @property
-    def parameters(self) -> int:
-        """Return the number of elements of all entries, tied ones counted once."""
-        return sum(entry.numel for entry in self.entries.values() if entry.tied is None)
-
 
 def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
     """Return the signature of WEIGHTS, a state dict of a file: its dense tensors with shape and dtype, in its order;

@@ -204,9 +204,9 @@ def follow_names(source: Canon, target: Canon) -> None:
     keys = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
     sure = votes[True] > 0 or keys <= set(source.signature.entries)
     for piece, own in [(piece, own) for piece, own in pairs if own.shape == piece.entry.shape]:
-        if own.name in source.pieces and (sure or is_bare(piece)):
+        if sure or is_bare(piece):
             turn(source, own)
-        elif own.name in source.pieces:
+        else:
             source.pieces[own.name] = own.asking(Reason.INPUTS_FIRST, option=ex.transpose(own.expr))
 
 

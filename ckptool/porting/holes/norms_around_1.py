@@ -89,13 +89,10 @@ def _doubt_gamma(filling: Filling, t: Unit, s: Unit, piece: Piece) -> None:
     neither has a bias. The weight stays; the option has 1 added. Else nothing is asked.
     """
     leaf = s.pieces["weight"].leaf if "weight" in s.pieces else ""
-    if leaf in _MAY_ADD and leaf != piece.leaf and "bias" not in t.pieces and "bias" not in s.pieces:
+    # code that adds 1 calls a norm weight without a bias gamma, and torch does not
+    if leaf == "gamma" != piece.leaf and "bias" not in t.pieces and "bias" not in s.pieces:
         filled = filling.holes[piece.name]
         filled.ask(Reason.MAY_ADD_1, leaf, options=[ex.shift(filled.expr, 1.0)])
-
-
-#: What code that adds 1 calls a norm weight without a bias, and torch does not.
-_MAY_ADD = frozenset({"gamma"})
 
 
 def _keys(filling: Filling, norms: Sequence[_Norm]) -> list[str]:

@@ -72,9 +72,8 @@ class Sequences:
         couple of neighbours of the same two colours, first and second, in SOURCES, each counted once, divided by the
         number of couples of the shorter side; 0 if a side has no two units. It is noted for `credit_of`.
         """
-        if name not in self._credits:
-            a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
-            self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
+        a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
+        self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
     def credit_of(self, name: str) -> float:

@@ -50,7 +50,6 @@ class Step:
             left out.
         func: the function that torch runs.
         args, kwargs: the arguments, with `HERE` in place of each tensor.
-        width: size of the last dimension of the first tensor; in attention, the size of a head; 0 if there is none.
     """
 
     number: int
@@ -59,7 +58,6 @@ class Step:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    width: int = 0
 
     @property
     def is_attention(self) -> bool:
@@ -119,7 +117,7 @@ def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
     if name.startswith(_ATTENTION):
         settings = {"scale": settings.get("scale") or width**-0.5}
     given = tuple(map(_template, args)), {key: _template(value) for key, value in kwargs.items()}
-    return Step(number, name, tuple(settings.items()), func, *given, width)
+    return Step(number, name, tuple(settings.items()), func, *given)
 
 
 def _settings(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
