@@ -643,10 +643,10 @@ def _ids(pairs: Iterable[Pair]) -> set[tuple[int, int]]:
 
 
 def _turn(unit: Unit) -> float:
-    """Return the place of UNIT in the order of execution among the units of its side, or its place in the state dict if
-    that is not known.
+    """Return the place of UNIT in the order of execution of its side, or its place in the state dict if that is not
+    known. Both count keys.
     """
-    return unit.order if unit.turn is None else unit.turn
+    return unit.order if unit.used is None else unit.used
 
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
