@@ -358,15 +358,15 @@ def read_json(
     return made
 
 
+_CONTAINERS = {list, dict}
+
+
 def _is_deep(made: Any) -> bool:
     level: list[Any] = [[made]]
     for _ in range(DEEPEST_JSON + 1):
-        level = [
-            item
-            for one in level
-            for item in (one.values() if type(one) is dict else one)
-            if type(item) is list or type(item) is dict
-        ]
+        items = (one.values() if type(one) is dict else one for one in level)
+        with_more = [held for held in items if not _CONTAINERS.isdisjoint(map(type, held))]  # few of many numbers
+        level = [item for held in with_more for item in held if type(item) in _CONTAINERS]
         if not level:
             return False
     return True

@@ -181,8 +181,8 @@ def _read_usual(raw: bytes) -> Header | None:
         names += columns[0]
         told += columns[1]
         try:
-            offsets += json.loads(f"[{','.join(columns[2])}]")
-        except ValueError:
+            offsets += read_json(f"[{','.join(columns[2])}]")
+        except Malformed:
             return None
     begins, ends = offsets[::2], offsets[1::2]
     known: dict[str, _Kind] = {}
