@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ...model_code.call import SIGMOIDS
 from ...model_code.signature import Gate
 from .. import expression as ex
 from ..expression import Expr
@@ -112,10 +111,12 @@ def _doubt_far(filling: Filling, t: Unit, gate: Gate) -> None:
     """Exchange the halves of T and ask, if GATE, its gate, is the first half and no sigmoid: code with further layers
     between the value and the product has the value first (Gu and Dao, "Mamba", 2023). Recurrent cells have sigmoids.
     """
-    if gate.half == 0 and gate.activation not in SIGMOIDS:
+    if gate.half == 0 and gate.activation not in _SIGMOIDS:
         _ask(filling, t, 2, Reason.GATE_HALF, exchange=True)
 
 
+#: Activations that open and close what they are multiplied with.
+_SIGMOIDS = frozenset({"sigmoid", "hardsigmoid"})
 #: Activations of what a layer called `glu` computes (Dauphin et al., "Language Modeling with Gated Convolutional
 #: Networks", 2017).
 _OF_GLU = frozenset({"glu", "sigmoid"})
