@@ -47,19 +47,20 @@ class Attention:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note in `roles` what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key."""
-        tensors = [t for t in call.tensors if id(t) not in keys]
         if call.name == "scaled_dot_product_attention":
-            for role, value in zip("qkv", tensors, strict=False):
-                self._note(role, value)
-        elif call.name in PRODUCTS and len(tensors) > 1:
-            self._multiply(call, *tensors[-2:])
+            for place, name in enumerate(("query", "key", "value")):
+                value = call.args[place] if place < len(call.args) else call.kwargs.get(name)
+                self._note("qkv"[place], self._made_by(value))
+        elif call.name in PRODUCTS:
+            if len(call.tensors) > 1 and not any(id(t) in keys for t in call.tensors):
+                self._multiply(call, *call.tensors[-2:])
         elif call.name == "softmax":
             self._soften(call)
         elif isinstance(call.result, torch.Tensor):
             self._go_on(call)
 
-    def _note(self, role: str, value: Any) -> None:
-        key = self._made_by(value)
+    def _note(self, role: str, key: str | None) -> None:
+        """Note the ROLE of the layer whose weight is KEY. It has none, "", if it has had another one before."""
         if key is not None:
             self.roles[key] = role if self.roles.get(key, role) == role else ""
 
@@ -68,7 +69,7 @@ class Attention:
         the same; or values, if one of them is what a softmax made of scores.
         """
         if id(one) in self._weights or id(other) in self._weights:
-            self._note("v", other if id(one) in self._weights else one)
+            self._note("v", self._made_by(other if id(one) in self._weights else one))
             return
         made = self._made_by(one), self._made_by(other)
         if None in made or made[0] == made[1] or not isinstance(call.result, torch.Tensor):
@@ -86,15 +87,14 @@ class Attention:
         owner = scores.owners[dim]
         if owner is not None:
             for place, key in enumerate(scores.made):
-                role = "k" if place == owner else "q"
-                self.roles[key] = role if self.roles.get(key, role) == role else ""
+                self._note("k" if place == owner else "q", key)
             self._weights.add(id(call.result))
 
     def _go_on(self, call: Call) -> None:
-        """Note that the result of CALL is scores, or what a softmax made of them, if one of its arguments is. Scores
-        are followed if CALL turns them, gives them other sizes, or changes them number by number (a factor, a mask).
+        """Note that the result of CALL is scores, or what a softmax made of them, if one of its arguments is. They are
+        followed if CALL turns them, gives them other sizes, or changes them number by number (a factor, a mask).
         """
-        if any(id(t) in self._weights for t in call.tensors):
+        if any(id(t) in self._weights and t.numel() == call.result.numel() for t in call.tensors):
             self._weights.add(id(call.result))
         found = [t for t in call.tensors if id(t) in self._scores]
         if len(found) != 1:
@@ -128,9 +128,9 @@ def _turned(call: Call, owners: Sequence[int | None]) -> tuple[int | None, ...]:
     """
     probe = torch.empty(tuple(range(len(owners))), device="meta")
     try:
-        made = getattr(torch, call.name)(probe, *call.args[1:], **call.kwargs)
-    except (TypeError, RuntimeError):
         made = getattr(torch.Tensor, call.name)(probe, *call.args[1:], **call.kwargs)
+    except (TypeError, RuntimeError):
+        return ()
     return tuple(owners[size] for size in made.shape)
 
 

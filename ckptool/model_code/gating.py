@@ -101,8 +101,11 @@ class Gating:
         """Note in `_behind` that the results of CALL were computed from all that the tensors in CALL were computed
         from: the last 16 outputs and halves of outputs.
         """
-        behind = {origin: number for t in call.tensors for origin, number in self._behind.get(id(t), {}).items()}
-        last = dict(sorted(behind.items(), key=lambda item: item[1])[-_MOST_BEHIND:])
+        held = {id(one): one for t in call.tensors if (one := self._behind.get(id(t)))}
+        last = next(iter(held.values()), {})
+        if len(held) > 1:
+            behind = {origin: number for one in held.values() for origin, number in one.items()}
+            last = dict(sorted(behind.items(), key=lambda item: item[1])[-_MOST_BEHIND:])
         for result in call.result if isinstance(call.result, tuple | list) else (call.result,):
             if hasattr(result, "ndim"):
                 self._behind[id(result)] = last

@@ -88,6 +88,11 @@ class Gate(NamedTuple):
     activation: str
     far: bool = False
 
+    @property
+    def is_sigmoid(self) -> bool:
+        """Return whether the activation is a sigmoid, as that of torch's `glu` is."""
+        return self.activation in ("sigmoid", "hardsigmoid", "glu")
+
 
 class Bypass(NamedTuple):
     """Equal parts of a layer's output, all but one of which go through layers of their own before they are joined.

@@ -121,3 +121,48 @@ def test_dimensions_that_become_others_are_told_by_their_sizes(before: Any, afte
 def test_a_dimension_that_several_become_belongs_to_whom_all_of_them_do() -> None:
     assert _regrouped((None, 0, 0, 1, 1), (2, 8, 8, 8, 8), (2, 64, 64)) == (None, 0, 1)
     assert _regrouped((None, 0, 1), (2, 8, 8), (2, 64)) == (None, None)
+
+
+def roles_of(model: nn.Module, *inputs: Any) -> dict[str, str]:
+    entries = signature_of(model, inputs=inputs or (torch.zeros(2, 5, 6),)).entries
+    return {key.removesuffix(".weight"): e.facts.attends for key, e in entries.items() if key.endswith(".weight")}
+
+
+class Named(nn.Module):
+    def __init__(self, *, learned: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+        self.query = nn.Parameter(torch.zeros(1, 5, 6)) if learned else None
+
+    def forward(self, x: Any) -> Any:
+        query = self.a(x)
+        if self.query is not None:
+            query = self.query.expand(len(x), -1, -1)
+        return F.scaled_dot_product_attention(value=self.c(x), key=self.b(x), query=query)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_what_torchs_attention_takes_is_told_by_its_name_though_the_queries_are_no_output(learned: bool) -> None:
+    found = roles_of(Named(learned=learned))
+    assert (found["b"], found["c"]) == ("k", "v")
+    assert found["a"] == ("" if learned else "q")
+
+
+class Pooled(nn.Module):
+    """Multiplies with what a softmax gives number by number, and then attends to the result as usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("a", "b", "c", "q", "k", "v"):
+            self.add_module(name, nn.Linear(6, 6))
+
+    def forward(self, x: Any) -> Any:
+        weights = (self.a(x) @ self.b(x).mT).softmax(-1)
+        x = (weights[..., None] * self.c(x)[:, None]).sum(2)
+        scores = self.q(x) @ self.k(x).permute(dims=(0, 2, 1))
+        return scores.softmax(-1) @ self.v(x)
+
+
+def test_what_is_computed_with_the_weights_of_one_attention_are_not_those_of_the_next() -> None:
+    found = roles_of(Pooled())
+    assert [found[name] for name in "abqkv"] == ["q", "k", "q", "k", "v"]

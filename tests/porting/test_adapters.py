@@ -207,3 +207,10 @@ def test_a_scale_beside_the_weights_is_taken_where_it_holds_for_all(said: str) -
     entry = ckptool.transfer(ckptool.from_torch({"model": weights, **config}), net)["0.weight"]
     assert entry.status == ("guessed" if scale is None else "mapped")
     assert str(entry.expr) == f"lora(0.weight, 0.lora_A, 0.lora_B, {scale or 1.0})"
+
+
+def test_an_adapter_of_a_number_without_dimensions_is_not_merged() -> None:
+    mapping = port(
+        signature({"fc.weight": (), "fc.lora_A.weight": (1, 1), "fc.lora_B.weight": (1, 1)}), wanted({"fc.weight": ()})
+    )
+    assert str(found(mapping, "fc.weight").expr) == "fc.weight"

@@ -12,6 +12,7 @@ import pytest
 from sides import pairing, signature, wanted, worked_out
 
 from ckptool.model_code.signature import Facts, Signature
+from ckptool.porting import expression as ex
 from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.port import port
 
@@ -323,3 +324,22 @@ def test_rows_that_gates_do_not_divide_are_not_cut() -> None:
     target = {"out.weight": (5, 6), **{f"gates.{gate}.weight": (2, 3) for gate in "ifgo"}}
     mapping = port(signature(source), wanted(target))
     assert not any("slice(cell.W_ifgo" in str(entry.expr) for entry in mapping.entries)
+
+
+def test_the_other_order_of_a_joined_matrix_has_the_rows_of_all_its_gates() -> None:
+    layers = {f"cell.W_{gate}": (4, 7) for gate in "ifoc"}
+    source = {f"{path}.weight": shape for path, shape in layers.items()} | {f"{path}.bias": (4,) for path in layers}
+    target = {"rnn.weight_ih_l0": (16, 3), "rnn.weight_hh_l0": (16, 4), "rnn.bias_ih_l0": (16,)}
+    mapping = port(signature(source | {"out.weight": (3, 4)}), wanted(target | {"out.weight": (3, 4)}))
+    other = {
+        entry.target: [option for question in entry.questions for option in question.options]
+        for entry in mapping.entries
+    }
+    assert {key: [ex.shape_of(x, source) for x in options] for key, options in other.items()} == {
+        "rnn.weight_ih_l0": [(16, 3)],
+        "rnn.weight_hh_l0": [(16, 4)],
+        "rnn.bias_ih_l0": [],
+        "out.weight": [],
+    }
+    gates = [f"slice(cell.W_{gate}.weight, 1, 4, 7)" for gate in "ifco"]
+    assert str(other["rnn.weight_ih_l0"][0]) == f"cat(0, {', '.join(gates)})"

@@ -97,3 +97,9 @@ def test_layers_of_equal_modules_of_a_block_are_one_layer_of_the_other_code() ->
     assert mapping["layers.1.mod_mlp.scale.weight"].status == "guessed"
     assert str(mapping["mod_out.scale.bias"].expr) == "slice(final.adaLN.bias, 0, 8, 16)"
     assert not mapping.unused
+
+
+def test_numbers_without_dimensions_beside_layers_that_are_joined_are_no_biases() -> None:
+    source = {f"m.w{n}.{leaf}": shape for n in (1, 3) for leaf, shape in (("weight", (4, 8)), ("bias", ()))}
+    mapping = port(signature(source | {"x.weight": (3, 5)}), wanted({"m.both.weight": (8, 8), "x.weight": (3, 5)}))
+    assert pairing(mapping) == {"x.weight": "x.weight", "m.both.weight": "cat(0, m.w1.weight, m.w3.weight)"}

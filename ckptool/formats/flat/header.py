@@ -133,7 +133,7 @@ def _form(space: str) -> tuple[str, re.Pattern[str], int]:
 #: Headers as the reference and most others write them, and as `json.dumps` does, with one order of the fields.
 _FORMS = _form(""), _form(" ")
 _METADATA = re.compile(r'{"__metadata__": ?')
-#: Characters of a header that are taken apart at once. More than the cache of a processor holds take longer.
+#: Characters of a header that are taken apart at once: so many fit the cache of a processor.
 _AT_ONCE = 1 << 17
 
 

@@ -164,7 +164,8 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
     if len(weight.shape) == 2:
         fits = {False: (rows, columns), True: (columns, rows)}
         return {turned for turned, shape in fits.items() if weight.shape == shape}
-    return {False} if prod(weight.shape) == rows * columns > 0 == rows % weight.shape[0] else set()
+    outputs = weight.shape[0] if weight.shape else 0
+    return {False} if outputs and prod(weight.shape) == rows * columns > 0 == rows % outputs else set()
 
 
 def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:

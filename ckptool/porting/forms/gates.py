@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..questions import Reason
+from ..questions import Question, Reason
 from ..words import RecurrentCell, cut, table
 from .layouts import is_bare, turn
 from .pieces import Canon, Name, Piece
@@ -438,17 +438,29 @@ def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsur
     their biases by one with the role `bias_SIDE`; both have the path and order of NEW. A missing bias is zeros. If
     there are no biases, or one has another length than a gate has rows, none is joined.
 
-    Both new pieces have the questions of all OWN; if UNSURE, also the question whether the matrices have inputs first.
+    Both new pieces have the questions of all OWN (`_asked_of`), the one for the biases without options; if UNSURE, also
+    the question whether the matrices have inputs first.
     """
     width = own[0].shape[0]
     biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
-    asked = tuple(q for p in own for q in p.questions)
-    new = replace(new, role=f"weight_{side}", shape=(width * len(own), *own[0].shape[1:]), questions=asked)
+    new = replace(new, role=f"weight_{side}", shape=(width * len(own), *own[0].shape[1:]), questions=_asked_of(own))
     if unsure:
         new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
     _stack(one, own, new)
     if {b.shape for b in biases if b is not None} == {(width,)}:
-        _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
+        asked = tuple(q.about() for q in new.questions)
+        _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),), questions=asked))
+
+
+def _asked_of(gates: Sequence[Piece]) -> tuple[Question[Expr], ...]:
+    """Return the questions of GATES, each once, about the matrix that they become. Its option is the matrix of their
+    options, if each of GATES has one.
+    """
+    found = []
+    for question in dict.fromkeys(q.about() for p in gates for q in p.questions):
+        options = [x for p in gates for q in p.questions if q.about() == question for x in q.options]
+        found.append(question.about(ex.cat(0, *options)) if len(options) == len(gates) else question)
+    return tuple(found)
 
 
 def _layer(piece: Piece) -> _Path:

@@ -80,10 +80,15 @@ def doubt_gates(filling: Filling) -> None:
         if gate is None or whole is None or not _is_filled(filling, t):
             continue
         theirs = whole.entry.facts.gate
-        if theirs is not None and theirs.half != gate.half:
-            _exchange(filling, t, 2)
-        elif theirs is None and not filling.same_names and not filling.written_once(t, s) and not _is_of_glu(s, gate):
-            _doubt_far(filling, t, gate) if gate.far else _doubt_half(filling, t, gate, whole)
+        if theirs is not None:
+            if theirs.half != gate.half:
+                _exchange(filling, t, 2)
+        elif filling.same_names or filling.written_once(t, s) or _is_of_glu(s, gate):
+            continue
+        elif gate.far:
+            _doubt_far(filling, t, gate)
+        else:
+            _doubt_half(filling, t, gate, whole)
 
 
 def _is_of_glu(s: Unit, gate: Gate) -> bool:
@@ -111,12 +116,10 @@ def _doubt_far(filling: Filling, t: Unit, gate: Gate) -> None:
     """Exchange the halves of T and ask, if GATE, its gate, is the first half and no sigmoid: code with further layers
     between the value and the product has the value first (Gu and Dao, "Mamba", 2023). Recurrent cells have sigmoids.
     """
-    if gate.half == 0 and gate.activation not in _SIGMOIDS:
+    if gate.half == 0 and not gate.is_sigmoid:
         _ask(filling, t, 2, Reason.GATE_HALF, exchange=True)
 
 
-#: Activations that open and close what they are multiplied with.
-_SIGMOIDS = frozenset({"sigmoid", "hardsigmoid"})
 #: Activations of what a layer called `glu` computes (Dauphin et al., "Language Modeling with Gated Convolutional
 #: Networks", 2017).
 _OF_GLU = frozenset({"glu", "sigmoid"})

@@ -223,13 +223,9 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Pie
     gates = opened or named
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
         return None, True
-    sigmoid = all(gate is not None and gate.activation in _SIGMOIDS for gate in seen)
+    sigmoid = all(gate is not None and gate.is_sigmoid for gate in seen)
     told = bool(opened) or sigmoid or any("up" in one for one in said.values())
     return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0}))), told
-
-
-#: Activations that open and close what they are multiplied with.
-_SIGMOIDS = frozenset({"sigmoid", "hardsigmoid", "glu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +494,7 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
     """
     if join.dim is None:
         return len(set(shapes)) == 1
-    return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
+    return join.dim == 0 and all(shapes) and tuple(shape[0] for shape in shapes) == join.sizes
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
