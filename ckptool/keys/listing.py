@@ -85,11 +85,13 @@ class CollapsedModules(Generic[_Signature]):
     Attributes:
         pattern: the line; the name of the module when it stands alone.
         count: how many modules they are.
+        keys: those of all their tensors.
         leaves: the last component of the key of each tensor of one of them, and what was given for it.
     """
 
     pattern: str
     count: int
+    keys: tuple[str, ...]
     leaves: tuple[tuple[str, _Signature], ...]
 
 
@@ -118,19 +120,21 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
                 apart.update(*(line.keys for line in lines))
                 continue
             leaves = tuple((line.keys[0].rpartition(".")[2], line.signature) for line in lines)
-            found.append((lines[0].keys[0], CollapsedModules(pattern, len(lines[0].keys), leaves)))
+            held = tuple(chain.from_iterable(line.keys for line in lines))
+            found.append((held[0], CollapsedModules(pattern, len(lines[0].keys), held, leaves)))
     if not apart:
         return [folded for _, folded in found]
-    firsts: dict[str, str] = {}  # modules -> their first keys
+    inside: defaultdict[str, list[str]] = defaultdict(list)  # modules -> the keys of their tensors
     tensors: defaultdict[str, list[tuple[str, _Signature]]] = defaultdict(list)
     for key, signature in zip(keys, signatures, strict=True):
         if key in apart:
             module, _, leaf = key.rpartition(".")
-            firsts.setdefault(module, key)
+            inside[module].append(key)
             tensors[module].append((leaf, signature))
     for modules in collapse((module, tuple(held)) for module, held in tensors.items()):
-        first = modules.keys[0]
-        found.append((firsts[first], CollapsedModules(modules.pattern, len(modules.keys), tuple(tensors[first]))))
+        held = tuple(chain.from_iterable(map(inside.__getitem__, modules.keys)))
+        leaves = tuple(tensors[modules.keys[0]])
+        found.append((held[0], CollapsedModules(modules.pattern, len(modules.keys), held, leaves)))
     place = dict(zip(keys, count(), strict=False))
     return [folded for _, folded in sorted(found, key=lambda one: place[one[0]])]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..drawing.screen import ROWS, Block, Part, Several, screen, section
@@ -241,10 +242,13 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
-    for group in collapse_modules(*tensors):
+    keys, of_tensors = tensors
+    shapes = {kind: _shape(kind, usual, everything) for kind in set(of_tensors)}  # the same of kinds that look alike
+    sizes = dict(zip(keys, map(attrgetter("bytes"), of_tensors), strict=True))
+    for group in collapse_modules(keys, list(map(shapes.__getitem__, of_tensors))):
         name = printable(group.pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
-        size = group.count * sum(kind.bytes for _, kind in group.leaves)
-        texts = [f"{printable(leaf, 40)} {_shape(kind, usual, everything)}" for leaf, kind in group.leaves]
+        size = sum(map(sizes.__getitem__, group.keys))
+        texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in group.leaves]
         folded.append((name, size, (name or "(top level)", size_text(size), texts)))
     rows = _sorted(folded, sort)
     room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))

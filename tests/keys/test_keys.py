@@ -562,7 +562,10 @@ def test_modules_fold_as_if_the_tensors_of_each_were_looked_at_by_itself(modules
         (one.pattern, len(one.keys), one.signature)
         for one in collapse((module, tuple(held)) for module, held in tensors.items())
     ]
-    assert [(one.pattern, one.count, one.leaves) for one in collapse_modules(kept, kinds)] == by_module
+    folded = collapse_modules(kept, kinds)
+    assert [(one.pattern, one.count, one.leaves) for one in folded] == by_module
+    assert sorted(key for one in folded for key in one.keys) == sorted(kept)
+    assert [len(one.keys) for one in folded] == [one.count * len(one.leaves) for one in folded]
 
 
 @pytest.mark.parametrize("odd", [".".join("123456789"), "x\n"])

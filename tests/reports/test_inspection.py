@@ -151,6 +151,27 @@ def test_a_filter_keeps_what_fits_and_must_fit_something():
         narrowed(seen, "absent")
 
 
+def test_layers_that_look_alike_are_one_line_though_they_are_stored_in_other_ways():
+    whole = weights()
+    entries = dict(whole.entries)
+    entries["layers.1.a"] = entries["layers.1.a"].changed(requires_grad=True)
+    entries["layers.2.b"] = entries["layers.2.b"].changed(stride=(1, 4))
+    text = inspect_text(describe(Checkpoint(Dict(list(entries.items()), True)))).splitlines()
+    assert [line.split() for line in text if "layers" in line] == [
+        ["layers.{0..2}", "x3", "384", "bytes", "a", "[4,", "4]", "b", "[4,", "4]"]
+    ]
+
+
+def test_a_line_of_layers_has_the_bytes_of_each_of_them(tmp_path):
+    torch = pytest.importorskip("torch")
+    state = {f"layers.{n}.w": torch.diag((torch.arange(5) > n).float()).to_sparse() for n in range(3)}
+    torch.save(state, tmp_path / "a.pth")
+    seen = inspect(tmp_path / "a.pth")
+    line = next(line for line in inspect_text(seen).splitlines() if line.lstrip().startswith("layers"))
+    whole = sum(one.bytes for one in seen.tensors if one.kind == "sparse_coo")
+    assert line.split()[:4] == ["layers.{0..2}", "x3", str(whole), "bytes"]
+
+
 def test_lines_are_sorted_and_summed_up_as_asked():
     root = Dict(
         [("b.x.w", tensor(np.zeros(2, "f4"))), ("a.w", tensor(np.zeros(9, "f4"))), ("b.y.w", tensor(np.zeros(3, "f4")))]
