@@ -51,8 +51,8 @@ def match_signature(
 
     Of several state dicts (the 16 likeliest are tried), the one that fills most elements of the model is used; of
     equals, first the one with a word of the model in its path (`_named_by_model`), then the one with the more usual
-    name, then the first. If it has equals, and no such word, every entry with an expression becomes a guess
-    (`_one_of_several`). A note says if state dicts were not tried; those without keys of SOURCE_CODE are passed over.
+    name ("model" before "ema"), then the first. If it has equals, and no such word, every entry with an expression
+    becomes a guess (`_one_of_several`). A note says if some were not tried. One without keys of SOURCE_CODE is skipped.
 
     All state dicts count as one source together (`_all_together`, or joined as the shares of ranks) in these cases:
     there are more than eight, and none has a "." or "/" in its keys, as each is one module; two to eight fill over 5 %
@@ -165,14 +165,14 @@ def _all_together(
     scale: float | None,
     code: Signature | None = None,
 ) -> Mapping:
-    """Return the mapping from all state dicts FOUND in a file as one source, because the file stores the parts of the
-    model separately.
+    """Return the mapping from all state dicts FOUND in a file as one source: they are parts of one model.
 
     The key `fc.weight` of the state dict at `nets/head` is matched as `nets.head.fc.weight` (as `nets/head/fc.weight`,
     if a name in any of the paths has a "/"), and is `nets/head/fc.weight` in the mapping; a key at the root stays.
-    If FOUND is one state dict and the dict that holds it, in this order (`_beside`), keys are matched without paths.
-    The mapping's `at` is the path of the first. The other arguments are as in `match_signature`; SCALE is that of
-    low-rank adapters, CODE is SOURCE_CODE.
+    If FOUND is one state dict and the dict that holds it, in this order (`_beside`), keys are matched without paths,
+    which they have in the mapping nevertheless. HINTS are for the names as they are matched. The mapping's `at` is the
+    path of the first. The other arguments are as in `match_signature`; SCALE is that of low-rank adapters, CODE is
+    SOURCE_CODE.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}

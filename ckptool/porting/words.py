@@ -408,7 +408,7 @@ def label(group: Group, words: Sequence[str]) -> str | None:
     that of the longest. None if they mean none.
 
     A phrase with the label "nothing" means none, and no phrase within it counts. A word of one letter before a number
-    ("v2") is no phrase. If the phrase ends in a number, and the words before the number end in a phrase of as many
+    ("v2") is no phrase alone. If the phrase ends in a number, and the words before it end in a phrase of as many
     words or more, that counts instead: `self_attn2` is self-attention, whatever `attn2` means.
     """
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))

@@ -41,9 +41,10 @@ def join_affine(one: Canon, other: Canon) -> None:
 
 
 def divide_pairs(one: Canon, other: Canon) -> None:
-    """Make a parameter of its own of each of two vectors that ONE has as weight and bias of a module because they are
-    called `alpha` and `beta`, as those of an activation are, if OTHER has no weights and biases of their size, and as
-    many more vectors of this size without a bias as all pairs of ONE hold.
+    """Make a parameter of its own (`act.alpha`, `act.beta`) of each of two vectors that ONE has as weight and bias of a
+    module because they are called `alpha` and `beta`, as those of an activation are. This is done for all such pairs of
+    one size, if ONE has no other weight and bias of this size, OTHER has none at all, and OTHER has more single vectors
+    of this size (without a bias) than ONE, by exactly as many as the pairs hold.
     """
     pairs, lone = ({side: _vectors(canon, kind) for side, canon in enumerate((one, other))} for kind in (True, False))
     for shape, found in pairs[0].items():

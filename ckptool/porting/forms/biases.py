@@ -75,8 +75,9 @@ def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
 
 def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
     """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS has values, and
-    bare ones with as many columns (`_gives`). If there are none, or for a bias of one value: those for which LAYERS has
-    (sizes of the matrix, sizes of BIAS), because a layer of the other side has these sizes. [] if there are none.
+    any `nn.Parameter` of a module around BIAS with as many columns (`_gives`). If there are none, or for a bias of one
+    value: those for which LAYERS has (sizes of the matrix, sizes of BIAS), because a layer of the other side has these
+    sizes. [] if there are none.
     """
     with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
     found = [m for m in matrices if _rows(m) == _rows(bias) or _gives(m, bias)]

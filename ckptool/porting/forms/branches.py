@@ -51,9 +51,8 @@ def in_channel_order(units: Sequence[Unit]) -> None:
     layer if one of their last layers is no unit of UNITS that the forward pass is known to use. The `turn` of all UNITS
     is counted anew in any case.
 
-    Code may compute branches in any order. The order of their channels is in the weights of the layer that takes them,
-    which both sides share, and code usually registers branches in that order: some code computes the pooled features of
-    an ASPP first, but all code concatenates them last.
+    Code may compute branches in any order, but the order of their channels is in the weights of the layer that takes
+    them, which both sides share.
     """
     flows: dict[str, Flow] = {}
     numbered: dict[int, Unit] = {}

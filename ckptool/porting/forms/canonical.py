@@ -149,7 +149,7 @@ def _roles(
     entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]], siblings: Mapping[tuple[str, ...], set[str]]
 ) -> dict[str, tuple[tuple[str, ...], str]]:
     """Return key -> (path of its module, role there), for ENTRIES, by the last component (`_path_and_role`). `gamma`
-    and `beta` beside layers are weights of their own, with the whole path (`_around_layers`).
+    and `beta` directly in a module around a layer with a matrix (`_around_layers`) are weights, with the whole path.
 
     A tensor whose name only begins with that of a module (`fc_bias` beside `fc.bias`) keeps its whole path, if the
     module has a tensor of that role of its own. SPLIT has key -> path with the last component, SIBLINGS path of a

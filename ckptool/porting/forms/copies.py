@@ -261,8 +261,8 @@ def _repeated_layers(
     in the order of the file, CONTENT key -> digest (`_contents`).
 
     Vectors of ones are always equal, so such a layer counts only if it has a matrix or kernel whose values are not all
-    equal, or three tensors with such values (a norm with its statistics). Only the first 64 bytes are looked at for
-    that.
+    equal, or three or more tensors with such values (a norm with its statistics). Only the first 64 bytes are looked at
+    for that.
     """
     found: dict[str, str] = {}
     first: dict[object, str] = {}

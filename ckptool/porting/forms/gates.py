@@ -142,8 +142,8 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
     input and for the hidden state (`_spelled_gates`). Return whether any matrix was split.
 
     Matrices of one gate in such a module stay whole, but get names of this kind. A vector of the module that is named
-    as the bias of all gates (`bias_ifgo`), and is as long as these, is split, too. Nothing is split in a module if
-    OTHER has a weight with the sizes of a matrix of several gates in it.
+    as the bias of all gates (`bias_ifgo`) is split, too, if it has a value for each row of all gates. Nothing is split
+    in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -379,8 +379,8 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
     are biases by name, one for each gate, become `bias_ih`. Nothing is done if the sizes are not those of one cell
     (`_in_torch_layout`).
 
-    If all matrices are square and of one size, and the first is bare, all of them may have inputs first: the new pieces
-    have a question about it, unless the code shows it for each matrix.
+    If all matrices are square and of one size, and the first is an `nn.Parameter` of its own (`is_bare`), all of them
+    may have inputs first: the new pieces have a question about it, unless the code shows it for each matrix.
 
     Args:
         one: the side.
@@ -409,8 +409,9 @@ def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: li
 
 def _in_torch_layout(one: Canon, cell: RecurrentCell, held: _Held) -> _Held:
     """Return HELD, (side, gate) -> matrix or kernel of CELL, with outputs first. It is HELD as it is if the tensors on
-    the input ("ih") and on the hidden state ("hh") have equally many rows. Else all matrices are transposed in ONE, and
-    the new ones returned, if those on the input have as many columns as those on the hidden state have rows.
+    the input ("ih") and on the hidden state ("hh") have equally many rows and dimensions. Else all are transposed in
+    ONE, and the new ones returned, if they are matrices, and those on the input have as many columns as those on the
+    hidden state have rows.
 
     {}, without a change, if HELD is empty, if the gates of a side have several sizes, or if neither layout fits.
     """
@@ -488,9 +489,10 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 def _name_sides(one: Canon) -> None:
     """Give the two layers of a recurrent cell, for the input and for the hidden state (`_named_sides`), torch's names
     (`weight_ih`, `weight_hh`), and the path of the module around them ("cell" for the outermost); their biases become
-    `bias_ih` and `bias_hh`, and a bias of that module with as many values `bias_ih`. The gates are put in torch's order
-    (`_order_gates`). Nothing changes in a module that lacks one of the weights, whose weights have different numbers of
-    rows, or whose weight on the hidden state has not as many rows for each gate as columns (`_cell_of`).
+    `bias_ih` and `bias_hh`. A bias of that module itself, with as many values as the weights have rows, becomes
+    `bias_ih`, too. The gates are put in torch's order (`_order_gates`). Nothing changes in a module that lacks one of
+    the weights, whose weights have different numbers of rows, or whose weight on the hidden state has not as many rows
+    for each gate as columns (`_cell_of`).
     """
     for scope, sides in _named_sides(one).items():
         ih, hh = (next((p for p in sides[side] if p.role == "weight"), None) for side in _SIDES)

@@ -29,7 +29,8 @@ def flat_heads(one: Canon, other: Canon) -> None:
     two dimensions and as many numbers as outputs then becomes a vector.
 
     Weight and bias stay as they are if OTHER has a tensor of the sizes of the weight, or a numbered list of as many
-    members as the first dimension is long, with tensors of the other two sizes (`fits_inside`).
+    members as the first dimension is long, with tensors of the other two sizes (in either order, or a fused part:
+    `fits_inside`).
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:

@@ -133,8 +133,6 @@ def name_norm_of_layer(canon: Canon) -> None:
     (`qkv.layer_norm_weight` beside `qkv.weight`; the last name begins with `layer_norm_` or `layernorm_`): "attn norm"
     if the name of that layer says that it is a fused projection with queries, "ffn norm" if it is the first layer of a
     feed-forward block. Norms of other layers, and of cross-attentions, stay as they are.
-
-    `LayerNormLinear` of Transformer Engine stores its norm in this way.
     """
     neck, crossing = table().group("neck"), table().group("crossing")
     layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
@@ -202,10 +200,10 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 
 
 def count_letters(source: Canon, target: Canon) -> None:
-    """Replace letters by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`, `conv_2`
-    (see `counted_by_letters`, which also makes `netG_ab`, `netG_ba` of `netG_A2B`, `netG_B2A`). They stay if each of
-    these letters is the last word of some name in the paths of the other side. The paths of the counters of batch norms
-    change in the same way.
+    """Replace letters from a on by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`,
+    `conv_2` (`counted_by_letters`, which also makes `netG_ab`, `netG_ba` of `netG_A2B`, `netG_B2A`). They stay if each
+    of these letters is the last word of some name in the paths of the other side, and a lone `conv_a` stays, too. The
+    paths of the counters of batch norms change in the same way.
 
     This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """

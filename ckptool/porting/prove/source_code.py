@@ -40,7 +40,7 @@ class OwnCode:
         made_of: key of the code -> its expression over keys of the file.
         copies: key of the file -> other keys of the file that suit as well, if the file holds several copies of the
             model.
-        missing: keys of the code that the file does not have in these sizes.
+        missing: keys of the code that need a source and have none in the file for certain.
     """
 
     made_of: dict[str, Expr]
@@ -100,8 +100,8 @@ class OwnCode:
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
     """Load the file CKPT into MODEL, the code that it was saved from, and return how their keys correspond. MAPPING is
-    the mapping to prove. Keys of the code that the file lacks keep the values of MODEL, and are `missing` in the
-    result: those without a source and those with a guess, but no buffers that may keep their value.
+    the mapping to prove. Keys of the code that the file lacks keep the values of MODEL. They are `missing` in the
+    result, as are keys with a guess, though it is loaded; buffers that may keep their value are not.
 
     The keys correspond by equal names and sizes, if the file has all that are needed; else by matching. If matching
     leaves more than a tenth of the keys missing, they correspond by names, if nine tenths have equal names and sizes.

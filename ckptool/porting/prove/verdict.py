@@ -24,7 +24,7 @@ class Verdict:
         uses: number of uses of weights.
         entered: number of uses whose input a use in the source's code takes.
         front: the uses that do not agree while all uses before them do; empty if `equal`.
-        left: keys without a source that prevent a comparison.
+        left: keys without a source of the uses that diverge first: they prevent a comparison.
         beyond: whether outputs differ only because of steps after the last use of a weight.
         turned: whether outputs are equal only if some of one size change places.
         same: number of outputs that are equal, each in its place if they have names.
@@ -70,9 +70,9 @@ def judge(
     """Return the verdict on SEEN, the flow of the model with ENTRIES, against EXPECTED, the flow of the source's code.
     `NOTHING` if SEEN is None.
 
-    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED, or if no place
-    decides (`places_decide`). Outputs that depend on keys without a source are skipped unless ALL_OUTPUTS. Two outputs
-    are equal if they differ by at most TOLERANCE times the largest absolute value (`are_equal`).
+    Outputs of one size have to be equal each in its place (see `in_their_places`), unless TURNED is true or places do
+    not tell outputs apart (`places_decide`). Outputs that depend on keys without a source are skipped unless
+    ALL_OUTPUTS. Two are equal if they differ by at most TOLERANCE times the largest absolute value (`are_equal`).
 
     If no output can be compared (has as many numbers as one of EXPECTED, more than one: `compared_outputs`), the uses
     of weights decide: some have to agree, and none may diverge but those with keys without a source. If outputs differ,

@@ -69,8 +69,8 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
     """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes in different blocks whose names are for the swap
-    (`by_names`). Pairs of one kind have equal paths apart from numbers. Of each two kinds, the first pairs are
-    compared; if their names are for the swap, each pair of one kind is yielded with the first of the other (`_each`).
+    (`by_names`, soft words not counted). Pairs of one kind have equal paths apart from numbers. Of each two kinds, the
+    first pairs are compared; if their names are for it, each of one kind is yielded with the first of the other.
     """
     for ones, others in _kinds(pairs):
         if not _in_one_block(ones[0], others[0]) and by_names(ones[0], others[0], soft=False) == "against":

@@ -37,7 +37,7 @@ class Order:
 
 
 def orders_of(sequences: Sequences) -> list[Order]:
-    """Return the orders in which both sides can be compared.
+    """Return the orders in which both sides can be compared; [] if there are none.
 
     If the order of execution is known for both sides: "execution order of both" alone. Else, if the order of the
     source's keys is meaningful: "execution order" of the target (if known) and "registration order" of the target,
@@ -87,7 +87,7 @@ def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: 
     that tell about it; OTHERWISE if fewer than LEAST couples tell about it, or none.
 
     A couple tells about ORDER if its `vote` is not 0, and if its two pairs are no look-alikes, or are numbered in one
-    order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 120 are looked at, evenly spread.
+    order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 90 are looked at, evenly spread.
     """
     step = max(len(pairs) // 60, 1)
     couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))

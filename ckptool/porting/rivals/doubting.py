@@ -33,9 +33,9 @@ def settle(matching: Matching, swaps: Swaps) -> None:
     """Answer the questions about orders and about equal parts of each pair whose swap with each of its look-alikes is
     excluded (`_answer`).
 
-    A swap is excluded for both topics if contents exclude it (`fit_only_so`). For orders, it is also excluded by
-    `Swaps.excluded`, or if certain neighbours are for the pairs and not for the swap (`in_company`; two are needed for
-    pairs in different blocks). For parts, it is also excluded if `Swaps.reason` is None: an order alone does not count.
+    Contents exclude a swap for both topics (`fit_only_so`). For orders, so do names, numbers, places, modules or orders
+    (`Swaps.excluded`), or certain neighbours for the pairs and not for the swap (`in_company`; two are needed for
+    pairs in different blocks). For parts, so does all that makes `Swaps.reason` None: an order alone does not count.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -156,9 +156,9 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
     place of its target (question OUT_OF_ORDER_HERE) or of its source (OUT_OF_ORDER). The first such unit is named in
     the sentence. Pairs with a doubt or with equal names are not asked about.
 
-    The pair is compared with the pairs that have no doubt and are no look-alikes of it (with 100 to 200 of many), in
-    each order of SWAPS that the whole model keeps. It is out of order if at least 30 % of these comparisons are against
-    it, and would be in order if less than 5 % were.
+    The pair is compared with the pairs that have no doubt and are no look-alikes of it (of 200 or more, with at most
+    150), in each order of SWAPS at least 0.85 reliable in the whole model. It is out of order if 30 % or more of these
+    comparisons are against it, and would be in order if less than 5 % were.
     """
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left = [matching.unpaired(side) for side in (0, 1)]

@@ -55,7 +55,7 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 def rearrange(swaps: Swaps) -> None:
     """Exchange the sources of look-alikes in the list of pairs of SWAPS as long as all evidence together is for it
-    (`_exchanged`), and ask about both pairs of each exchange (AGAINST_NUMBERS) unless they are settled (`_is_settled`).
+    (`_exchanged`), and ask about both (AGAINST_NUMBERS) unless names, places or neighbours settle it (`_is_settled`).
     Groups of more than 64 look-alikes are left as they are. SWAPS is updated at the end if pairs have changed.
 
     As certain neighbours count pairs that have no doubt at the beginning, or only doubts about whole blocks.
@@ -100,7 +100,7 @@ def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tup
 
 
 def _is_settled(one: Pair, other: Pair, swaps: Swaps, certain: Certain) -> bool:
-    """Return whether ONE and OTHER, two pairs whose sources were exchanged, need no question. One of these is enough:
+    """Return whether ONE and OTHER, two pairs after the exchange of their sources, need no question. One is enough:
     names exclude all other pairs; target and source have equal places in lists (`in_equal_places`); their numbers are
     in one order on both sides, and the last names of each pair agree (`_called_alike`); at least two certain pairs
     around them show it (`in_company`); or both are in one block on both sides, and `Swaps.reason_in_row` is None (the
@@ -152,8 +152,8 @@ def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     10 if contents exclude the swap, -10 if they exclude the pairs as they are (`fit_only_so`). Else the sum for names
     (`by_names`: 4 if they exclude the swap, -4 if they exclude the pairs, else 1.5, 0 or -0.25), numbers (`by_numbers`:
     1.5, 0 or -1.5) and neighbours (`in_company`: 1, 0 or -1, three times as much between two blocks). If it is below
-    zero, the votes of the orders (1 or -1 each) are added, a quarter of those of orders that the whole model does not
-    keep.
+    zero, the votes of the orders (1 or -1 each) are added, a quarter of those of orders that are less than 0.85
+    reliable in the whole model.
     """
     swap = crossed(one, other)
     if swaps.contents.fit_only_so(one, other):

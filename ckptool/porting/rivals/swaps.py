@@ -68,7 +68,7 @@ class Swaps:
         here. It is the result of `reason_in_row`, unless that is False; then:
 
         - RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
-          that counts (`_believed`) is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
+          that is 0.85 reliable or more is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
         - else NAMED_AS_ADDED if one source has the name of a layer that was added to the code later (`_is_added`);
         - else False.
 
@@ -116,8 +116,8 @@ class Swaps:
 
         - names for the swap (`by_names`): NAMES_FOR_SWAP;
         - names that exclude it, or a module of the source that it would tear apart (`run_only_so`): None;
-        - places in two lists of one module, which are for the swap (`places_fall`): ORDERS_ABOUT_SWAP, if an order is
-          for the pairs;
+        - places in two lists of one module, which are for the swap (`places_fall`): ORDERS_ABOUT_SWAP, if an order that
+          is 0.85 reliable or more is for the pairs;
         - names for the pairs: the result of `_despite_names`, ORDER_FOR_SWAP or None;
         - gate and up, which only one side names (`by_convention`): CONVENTION_OF_TWO;
         - numbers and orders: the result of `_by_orders`.
@@ -152,8 +152,8 @@ class Swaps:
         return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and 1 not in believed.values() else None
 
     def _by_orders(self, one: Pair, other: Pair, believed: Mapping[str, int]) -> Said:
-        """Return what numbers and orders say about the swap of ONE and OTHER. BELIEVED has the orders that count (see
-        `_believed`). The first of these that applies decides:
+        """Return what numbers and orders say about the swap of ONE and OTHER. BELIEVED has name -> vote of the orders
+        that count: 1 for the pairs, -1 for the swap (see `_believed`). The first of these that applies decides:
 
         - numbers in the same order on both sides that tell the two apart (`_numbers_tell`): None, unless orders are for
           the swap only and nothing shows that the list is counted from the same end (`_counted_as_beside`);
@@ -221,7 +221,7 @@ class Swaps:
 
     def excluded(self, one: Pair, other: Pair) -> bool:
         """Return whether the swap of ONE and OTHER is excluded by names, numbers, places or modules (`reason` is None),
-        or by an order alone (`reason` is False, and an order that the whole model keeps is for the pairs).
+        or by an order alone (`reason` is False; an order at least 0.85 reliable in the whole model is for the pairs).
         """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())

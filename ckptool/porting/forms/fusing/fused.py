@@ -243,7 +243,8 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 def other_arrangement(target: Piece, source: Piece) -> Reason | None:
     """Return the reason to ask whether TARGET and SOURCE, two paired projections that are both left whole, arrange
     their rows differently; None if there is nothing to ask. The name of SOURCE says what they hold, or, if it is not
-    that of a fused projection, the name of TARGET: with queries, `_other_heads` decides, with a gate, `_other_half`.
+    that of a fused projection, the name of TARGET. With queries, it is asked whether SOURCE stores them head by head
+    (`_other_heads`), with a gate, which half is the gate (`_other_half`).
 
     None if neither name is that of a fused projection, and for keys and values alone. Also None if both layers have the
     same last name and number of dimensions: they are taken to have one layout.

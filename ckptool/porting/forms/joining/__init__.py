@@ -17,7 +17,8 @@ from .twins import join_twins
 
 def join_parts(one: Canon, other: Canon) -> None:
     """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads: lists first, then
-    twins, then families, these again and again until none is left to join. Both sides are changed.
+    twins (modules of a block with equal layers), then families (tensors of one module), these again and again until
+    none is left to join. Both sides are changed.
 
     Before, bare parameters of OTHER that hold such joined rows with inputs first are transposed (`turn_spelled`).
     Nothing more is done if both sides then have equally many tensors of each size. Else modules of ONE whose layers

@@ -34,8 +34,9 @@ _LETTERS = "abcdefgh"
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
     """Return path of a module of ONE -> the weights of the layers directly in it that may be parts of one tensor of
-    OTHER. Left out are weights that OTHER has under the same name with the same sizes (`namesakes`), those of keys or
-    values with fewer heads than in OTHER (`_of_fewer_heads`), and modules of which no weight is left.
+    OTHER. Left out are weights that OTHER has with the same sizes and the same path, as it is or below another prefix
+    (`namesakes`), those of keys or values with fewer heads than in OTHER (`_of_fewer_heads`), and modules of which no
+    weight is left.
 
     If such a module has a weight itself (`words.weight` beside `words.more.weight`), and all these weights have two or
     more dimensions, it is added as the last, even if OTHER has it under the same name.
@@ -100,10 +101,10 @@ def join_families(one: Canon, other: Canon) -> bool:
 
 
 def _plans(one: Canon, other: Canon, sizes: SizeCounts) -> list[tuple[_Path, Family, Join]]:
-    """Return (path of the module, family, how to join it) for each family of ONE that can be joined (`join_of_family`)
-    and none of whose parts feeds another (`_in_turn`). Nothing is joined here. No tensor is in two of these families:
-    the first family with it counts; families that the code of OTHER names (`parts_by_code`) come first in a module.
-    SIZES counts the tensors of both sides.
+    """Return (path of the module, family, how to join it) for each family of ONE that can be joined, because OTHER has
+    more tensors of the joined sizes (`join_of_family`), and none of whose parts feeds another (`_in_turn`). No tensor
+    is in two of these families: the first with it counts; families that the code of OTHER names (`parts_by_code`) come
+    first in a module. Nothing is joined here. SIZES counts the tensors of both sides.
     """
     plans: list[tuple[_Path, Family, Join]] = []
     taken: set[Name] = set()

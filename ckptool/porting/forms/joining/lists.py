@@ -172,8 +172,6 @@ def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     this side has no other tensors of either size (`SizeCounts.only_whole`). The biases are joined in the same way, if
     each of these members has one, as long as the layer has rows. None if there is no such layer. INNER and the result
     are as in `plan_of_list`.
-
-    For example, one layer computes the filters of all blocks, and all other layers are in the blocks on both sides.
     """
     plan: _Plan = {}
     for (path, role), members in inner.items():

@@ -37,9 +37,9 @@ def order_by_code(
 
 def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon) -> Iterator[tuple[Piece, ...]]:
     """Yield those of PIECES that are the parts of one of WHOLES, by the names that code has for the parts, in the order
-    of the code: once for each different way in which code divides a tensor of WHOLES into two or more parts that all
-    have names, the ways with most parts first. A way is left out if one of its parts is not found among PIECES, or is
-    not clear (`_assigned`).
+    of the code: once for each different way in which code divides the output of a tensor of WHOLES into two or more
+    parts, or concatenates its input of them, if all have names; the ways with most parts first. A way is left out if
+    one of its parts is not found among PIECES, or is not clear (`_assigned`).
 
     Args:
         pieces: tensors of one module. Nothing is yielded for more than twelve, or if all of them would be parts.

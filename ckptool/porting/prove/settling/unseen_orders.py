@@ -23,8 +23,8 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
     """Return MAPPING with a question about each convolution of three input channels that reads what the first
-    convolutions of the source's code read, if the code of one model mentions only RGB and the code of the other only
-    BGR; else as it is. Its option has the channels in the opposite order.
+    convolutions of the source's code read (no layer runs before these), if the code of one model mentions only RGB and
+    that of the other only BGR; else as it is. Its option has the channels in the opposite order.
 
     THEIRS is the source's code, OWN the model. FLOW is the forward pass of the source's code, over keys of the file.
     """
