@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from same import graph
 
@@ -137,6 +137,7 @@ TENSORS = st.tuples(
     SIZES,
     st.booleans(),
 )
+PLAIN = ("100", "FloatStorage", "cpu", 24, 0, [2, 3, 4], [12, 4, 1], False)
 FITTING = st.integers(0, 300).map(lambda n: (str(n), "FloatStorage", "cpu", 24, 0, [2, 3, 4], [12, 4, 1], False))
 
 
@@ -162,6 +163,10 @@ def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, gap, view, p
     st.booleans(),
     st.booleans(),
 )
+@example([PLAIN, PLAIN, ("0", *PLAIN[1:]), PLAIN], 256, [(7154, 139)], 200, False, False)  # the key is an integer
+@example(
+    [("10", *PLAIN[1:]), PLAIN, PLAIN, PLAIN], 0, [], 14783, False, True
+)  # the data end before the length of a key
 def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first, changes, cut, complete, bare):
     data = bytearray(Torch(first, bare=bare).pickled(fitting))
     begin = data.index(b"X")  # behind what only fills the memo

@@ -92,7 +92,7 @@ class _Kind:
         phrase: the first of them.
         make: makes them.
         memo: what stands for the parts of each in the memo, until somebody asks for them.
-        head: its bytes up to the key of the storage.
+        head: its bytes up to the key of the storage, with the opcode of that (but not its length).
         tail: those behind it, as a number, if the numbers that count in the memo began at 0.
         ones: what they grow by for each value in the memo.
         length: how many bytes there are behind the key.
@@ -153,12 +153,14 @@ class Phrases(Machine):
         data, memo, stack = self.data, self._memo, self._stack
         head, tail, ones, length = kind.head, kind.tail, kind.ones, kind.length
         make, parts, last = kind.make, kind.memo, len(data) - length
-        skip, put = len(head) + 5, 5 if ones else 0
+        skip, put = len(head) + 4, 5 if ones else 0
         while data.startswith(head, at) and not self._memo_beyond:
             begin = at + skip
-            end = begin + data[begin - 4]
+            end = begin + int.from_bytes(data[begin - 4 : begin], "little")
+            if end > last:  # also if the data end before BEGIN
+                break
             digits, start = data[begin:end], len(memo)
-            if end > last or not digits.isdigit() or data[begin - 3 : begin] != b"\0\0\0":
+            if not digits.isdigit():
                 break
             if int.from_bytes(data[end : end + length], "little") != tail + start * ones:
                 break
@@ -222,7 +224,7 @@ class Phrases(Machine):
             tail[put : put + 4] = number.to_bytes(4, "little")
         ones = sum(1 << 8 * put for put in puts)
         parts = tuple(Later(number, (first, len(puts) - 1)) for number in range(len(puts) - 1))
-        return _Kind(first, make, parts, head, int.from_bytes(tail, "little"), ones, length)
+        return _Kind(first, make, parts, head + b"X", int.from_bytes(tail, "little"), ones, length)
 
     def _make_later(self, start: int, like: tuple[Phrase, int]) -> None:
         """The parts of a tensor: key, persistent id, shape, stride, hooks, and the arguments of the call."""
