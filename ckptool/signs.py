@@ -7,12 +7,12 @@ before they are cast: the narrow types do not all have the same numbers on both 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .disk.files import Source
 from .dtypes import DType
 from .errors import CannotCarry
+from .records import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NEGATED = 4 << 20
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Negated:
     """The numbers of another source with the opposite sign, computed when they are read."""
 

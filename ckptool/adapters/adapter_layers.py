@@ -10,10 +10,11 @@ Sources: what peft 0.21 and diffusers 0.42 write; LyCORIS 3 and kohya's scripts 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import CannotCarry, Malformed, counted, printable
+from ..records import record
 from ..tensor import LazyTensor
 from .settings import Settings
 
@@ -54,7 +55,7 @@ SAME_PART = {
 }
 
 
-@dataclass(slots=True)
+@record(frozen=False, slots=True)
 class Layer:
     """A module that an adapter changes.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass
 
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, counted, printable
+from ..records import record
 from .adapter_layers import Layer, is_adapter, layers_of
 from .settings import Settings, settings_of
 
@@ -24,7 +24,7 @@ _KINDS = {"use_rslora": "rsLoRA", "use_dora": "DoRA"}
 _SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AdapterSummary:
     """What an adapter is.
 

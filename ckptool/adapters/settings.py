@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..errors import CannotCarry, CheckpointError, Malformed, in_words, printable
 from ..passes.side_files import read_side_file
+from ..records import record
 
 NAME = "adapter_config.json"
 #: Families that can be merged.
@@ -32,7 +33,7 @@ _PLAIN_PATTERN = re.compile(r"[\w.\\*+?^$|()\[\]:-]{0,400}\Z")
 _NESTED = re.compile(r"\)\s*[*+{?]|[*+]\s*[*+{]")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settings:
     """What an adapter says of itself.
 

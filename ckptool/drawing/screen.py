@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
+from ..records import record
 from .styles import paint, plain, width_of
 
 #: Lines of a report, and of one list in it, unless everything is asked for.
@@ -19,7 +19,7 @@ _FEW = 3
 Item = str | Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Block:
     """Part of a report: lines that are shown, then a list of which as much is shown as there is room for.
 
@@ -45,7 +45,7 @@ class Block:
         return len(self.items) + self.more
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Several:
     """Any number of blocks, of which the first are shown.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +129,7 @@ def _divided(group: list[Chunk], dim: int) -> list[list[Chunk]]:
     return parts
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Tiled:
     """The values of a tensor in C order, gathered from chunks in pieces of bounded size."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +27,7 @@ class Contradiction(Malformed):
     """The arguments of a call are none of a tensor. The reader adds where that is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, eq=False, slots=True)
 class OtherTensor:
     """A tensor that is no dense one, or more than that.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isqrt, prod
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ..disk.files import Buffer
 from ..dtypes import BY_NAME
 from ..errors import CheckpointError, NoMatch, printable
 from ..keys.known_buffers import COMPUTED
+from ..records import record
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ._words import changeable
 from .by_key import Missing
@@ -146,7 +146,7 @@ def _said(keys: list[str]) -> str:
     return ", ".join(f"{number:,} {printable(name)}" for name, number in counts.items())
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Filled:
     """A buffer that is to be made: its type, its sizes, and what gives its values as an array."""
 

@@ -9,7 +9,7 @@ says what and where.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..errors import counted
@@ -25,6 +25,7 @@ from ..inert.other_tensors import (
 from ..inert.pickled_models import PickledModule, has_own_ways, is_module, state_dict_of
 from ..inert.plain_values import array_items, held_by_omegaconf, plain_value
 from ..inert.tags import is_device
+from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, Aside, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
 
@@ -41,7 +42,7 @@ _LEFT_OUT: Any = _Nothing()
 _STATE, _ARGS = Aside("@state"), Aside("@args")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Change:
     """What was done to one place: its path, the class that stood there, and what stands there now."""
 
@@ -50,7 +51,7 @@ class Change:
     now: str
 
 
-@dataclass(slots=True)
+@record(frozen=False, slots=True)
 class _Cleaner:
     where: object
     changes: list[Change] = field(default_factory=list)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RuleError, printable
 from ..inert.tags import TAG
 from ..keys import outline
+from ..records import record
 from ..tree import ABSENT, Object, Paths, Walked, holds_tensors_alone, walk
 
 #: A text that is a device, where it stands for itself ("cuda:1" in a Namespace).
@@ -25,7 +25,7 @@ _GENERATOR = re.compile(r"(?<![a-z])rngs?(?![a-z])|random_state|manual_seed")
 Rules = str | Sequence[str] | Mapping[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LocationRule:
     """Storages at SOURCE go to TARGET. A source of None is every storage, `cuda:*` any device of a kind."""
 

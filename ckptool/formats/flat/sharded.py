@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ...disk.files import File, is_there, shell_path
 from ...disk.inside import Folder
 from ...disk.remote import FIRST
 from ...errors import Ambiguous, CheckpointError, Malformed, UnknownFormat, counted, printable
+from ...records import record
 from ...tree import ABSENT, Dict, Pairs, key_column, value_column
 from ..base import FolderFormat
 from ..beside_weights import origin_in
@@ -59,7 +59,7 @@ _STEMS = (
 _SINGLE = re.compile(rf"(?P<stem>{'|'.join(_STEMS)})(?:\.(?P<variant>[\w-]+))?\.(?P<kind>safetensors|bin)\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Weights:
     """One set of weights in a directory: an index, numbered shards without one, or a single file."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ...checkpoint import Checkpoint
 from ...disk.composing import Joined, nested, part_of
 from ...disk.files import FileRange, Source
 from ...errors import counted, printable
+from ...records import record
 from ...tensor import LazyTensor, Storage
 from ...tree import Dict, List, Object
 from ..tiles import Tiled
@@ -24,7 +25,7 @@ _SHOWN = 6
 Range = tuple[int, int, int]
 
 
-@dataclass(slots=True)
+@record(frozen=False, slots=True)
 class Account:
     """The storages of a run's files.
 

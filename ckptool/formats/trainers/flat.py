@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ...disk.composing import Joined
 from ...disk.files import Source, same_bytes
 from ...dtypes import BY_NAME, DType
+from ...records import record
 from ...tensor import LazyTensor, Storage, contiguous_stride
 
 #: Elements that are widened at once.
@@ -82,7 +82,7 @@ def widened(tensor: LazyTensor) -> LazyTensor:
     return as_tensor(source, dtype, tensor.shape, tensor.storage.key)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Widened:
     """The float32 values of a source of 16-bit numbers.
 

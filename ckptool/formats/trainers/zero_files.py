@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ...checkpoint import Checkpoint
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, Malformed, counted, printable
+from ...records import record
 from .accounts import Account
 from .pickled import differing, entries_of, folder_in, open_part, saved_under
 
@@ -39,7 +40,7 @@ _EXPERT = re.compile(r"(?:layer_\d{1,9}_)?expert_\d{1,9}_mp_rank_(?P<mp>\d{1,9})
 _OF_EXPERTS = re.compile(r"expp_rank_\d{1,9}_mp_rank_\d{1,9}_optim_states\.pt", re.ASCII)
 
 
-@dataclass(slots=True)
+@record(frozen=False, slots=True)
 class ZeroFiles:
     """The files of one save.
 
