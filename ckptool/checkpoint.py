@@ -7,7 +7,7 @@ tensor is read. The other primitive, which renames keys, is `ckptool.passes.reke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from .inert.in_memory import to_plain
 from .inert.other_tensors import OtherTensor, other_tensor, others_in
 from .inert.pickled_models import PickledModule, find_modules, is_module, state_dict_of
 from .keys import find_wrappers, outline
+from .records import record
 from .tensor import LazyTensor, Storage, View, distinct, little_endian, totals, views_of, width_of_numbers
 from .tree import (
     ABSENT,
@@ -38,6 +39,7 @@ from .tree import (
     is_mapping,
     mapping_of,
     metadata_of,
+    names_of,
     rebuild,
     trail_to,
     value_column,
@@ -59,7 +61,7 @@ class SideFile(NamedTuple):
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Role:
     """What a tensor is in the framework that wrote it, as far as the file tells.
 
@@ -308,20 +310,31 @@ class StateDict(Mapping[str, LazyTensor]):
         self.strangers: tuple[str, ...] = ()
         self._found: dict[Any, Any] = {}
         self._plain = holds_tensors_alone(node)
-        entries = node.entries
-        self._values: dict[str, Any] = (
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        entries = self.node.entries
+        return (
             mapping_of(entries) if self._plain else {str(key): value for key, value in entries if isinstance(key, str)}
         )
+
+    @cached_property
+    def _names(self) -> dict[str, Any]:
+        """A dict of the same keys. Of many tensors, it needs none of them."""
+        return names_of(self.node.entries) if self._plain else self._values
 
     def __getitem__(self, key: str) -> LazyTensor:
         found: LazyTensor = self._values[key]  # of the few kinds that `others` lists, its node
         return found
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._names)
 
     def items(self) -> ItemsView[str, LazyTensor]:
         """Both; a mapping's own asks for each value by its key."""
@@ -353,27 +366,33 @@ class StateDict(Mapping[str, LazyTensor]):
         return self._totals[1] + sum(other.nbytes for other in self.others.values())
 
     @cached_property
-    def views(self) -> Counter[View]:
-        """How its dense tensors look at their storages, which is the same of many, and how many there are of each."""
-        return views_of(self.tensors.values())
+    def column(self) -> Sequence[LazyTensor]:
+        """Its dense tensors without their keys; of one file, they may not have been made yet (see `TensorColumn`)."""
+        entries = self.node.entries
+        return value_column(entries) if self._plain and len(self) == len(entries) else list(self.tensors.values())
 
     @cached_property
-    def _distinct(self) -> list[LazyTensor]:
-        return distinct(self.tensors.values())
+    def views(self) -> Counter[View]:
+        """How its dense tensors look at their storages, which is the same of many, and how many there are of each."""
+        return views_of(self.column)
+
+    @cached_property
+    def _distinct(self) -> Sequence[LazyTensor]:
+        return distinct(self.column)
 
     @cached_property
     def _totals(self) -> tuple[int, int]:
-        return totals(self.views if len(self._distinct) == len(self.tensors) else views_of(self._distinct))
+        return totals(self.views if len(self._distinct) == len(self.column) else views_of(self._distinct))
 
     @cached_property
     def wrappers(self) -> dict[str, int]:
         """The wrappers that its keys go through, and how many keys go through each (see `keys.find_wrappers`)."""
-        return find_wrappers(self._values, self.outline)
+        return find_wrappers(self._names, self.outline)
 
     @cached_property
     def outline(self) -> str:
         """What its keys have in them apart from the numbers (see `keys.outline`)."""
-        return outline(self._values)
+        return outline(self._names)
 
     def once(self, find: Callable[[StateDict], _Found]) -> _Found:
         """What FIND finds in it, which is not searched for again."""
@@ -390,7 +409,7 @@ class StateDict(Mapping[str, LazyTensor]):
 
     def ties(self) -> list[list[str]]:
         """Groups of keys whose tensors are the same view of the same storage."""
-        return ties_of(self.tensors) if len(self._distinct) < len(self.tensors) else []
+        return ties_of(self.tensors) if len(self._distinct) < len(self.column) else []
 
     def __repr__(self) -> str:
         return f"StateDict({self.path!r}, {counted(len(self), 'key')})"
@@ -464,7 +483,7 @@ def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
 
 def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:
     """Groups of keys whose tensors are the same view of the same storage."""
-    if len(distinct(tensors.values())) == len(tensors):
+    if len(distinct(list(tensors.values()))) == len(tensors):
         return []
     groups: dict[Any, list[str]] = {}
     for key, t in tensors.items():

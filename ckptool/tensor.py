@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 from .disk.files import Buffer, FileRange, Source
 from .dtypes import UINT8, DType
@@ -568,7 +568,7 @@ class LazyTensor:
         return f"LazyTensor({self.dtype.name}, {list(self.shape)}, {self.location})"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Swapped:
     """The bytes of another source with the order of those of each number turned round.
 
@@ -608,35 +608,106 @@ class Swapped:
             yield self.read(at, min(self.step, self.length - at))
 
 
+class TensorColumn(Sequence[LazyTensor]):
+    """The tensors of a file, each over a storage of its own, in columns. They are made when one of them is asked for.
+
+    Args:
+        table: their storages: the Nth is that of the Nth tensor.
+        alike: for each tensor, one with the same view and the same kind of storage.
+    """
+
+    __slots__ = ("_alike", "_made", "table")
+
+    def __init__(self, table: StorageTable, alike: list[LazyTensor]) -> None:
+        self.table = table
+        self._alike = alike
+        self._made: list[LazyTensor] | None = None
+
+    @property
+    def views(self) -> Iterator[View]:
+        """The view of each tensor."""
+        return map(_VIEW, self._alike)
+
+    @property
+    def storage_kinds(self) -> Iterator[StorageKind]:
+        """The kind of the storage of each tensor."""
+        return map(_STORAGE_KIND, self._alike)
+
+    @property
+    def _tensors(self) -> list[LazyTensor]:
+        if self._made is None:
+            storages = map(NumberedStorage, repeat(self.table), range(len(self)), self.storage_kinds)
+            self._made = list(map(LazyTensor.over, self._alike, storages))
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._alike)
+
+    def __iter__(self) -> Iterator[LazyTensor]:
+        return iter(self._tensors)
+
+    def __reversed__(self) -> Iterator[LazyTensor]:
+        return reversed(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> LazyTensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LazyTensor]: ...
+    def __getitem__(self, index: int | slice) -> LazyTensor | list[LazyTensor]:
+        return self._tensors[index]
+
+
 #: What is asked of each of a hundred thousand tensors is asked in C.
 _STORAGE = operator.attrgetter("storage")
-_VIEW, _NBYTES = operator.attrgetter("view"), operator.attrgetter("view.nbytes")
-_STORED, _KIND = operator.attrgetter("nbytes"), operator.attrgetter("kind")
+_STORAGE_KIND = operator.attrgetter("storage.kind")
+_VIEW, _NBYTES = operator.attrgetter("view"), operator.attrgetter("nbytes")
+_KIND = operator.attrgetter("kind")
 
 
-def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
+def distinct(tensors: Sequence[LazyTensor]) -> Sequence[LazyTensor]:
     """TENSORS, those that are one once."""
-    found = list(tensors)
-    return found if share_nothing(found) else list({t.identity: t for t in found}.values())
+    return tensors if share_nothing(tensors) else list({t.identity: t for t in tensors}.values())
 
 
 def share_nothing(tensors: Sequence[LazyTensor]) -> bool:
     """Whether each of TENSORS has a storage of its own, as nearly always. A quick look, which may say no for yes."""
+    if isinstance(tensors, TensorColumn):
+        return True
     storages = list(map(_STORAGE, tensors))
     return len(set(storages)) == len(storages) and all(kind.tie is None for kind in set(map(_KIND, storages)))
 
 
 def locations(storages: Iterable[Storage]) -> Counter[str]:
     """The locations of STORAGES, in the order in which they come first, each with how many there are."""
+    return locations_of(map(_KIND, storages))
+
+
+def locations_of(kinds: Iterable[StorageKind]) -> Counter[str]:
+    """The locations of storages of these kinds, in the order in which they come first, and how many there are."""
     found: Counter[str] = Counter()
-    for kind, count in Counter(map(_KIND, storages)).items():  # kinds are few where storages are many
+    for kind, count in Counter(kinds).items():  # kinds are few where storages are many
         found[kind.location] += count
     return found
 
 
+def joined(parts: Sequence[Sequence[LazyTensor]]) -> Sequence[LazyTensor]:
+    """The tensors of all PARTS. One that is alone comes back as it is: it may be a `TensorColumn`."""
+    return parts[0] if len(parts) == 1 else [tensor for part in parts for tensor in part]
+
+
 def views_of(tensors: Iterable[LazyTensor]) -> Counter[View]:
     """How TENSORS look at their storages, each with how many do: few, where tensors are many."""
-    return Counter(map(_VIEW, tensors))
+    return Counter(looks_of(tensors))
+
+
+def looks_of(tensors: Iterable[LazyTensor]) -> Iterator[View]:
+    """How each of TENSORS looks at its storage."""
+    return tensors.views if isinstance(tensors, TensorColumn) else map(_VIEW, tensors)
+
+
+def storage_kinds_of(tensors: Iterable[LazyTensor]) -> Iterator[StorageKind]:
+    """What the storage of each of TENSORS has in common with others."""
+    return tensors.storage_kinds if isinstance(tensors, TensorColumn) else map(_STORAGE_KIND, tensors)
 
 
 def totals(views: Mapping[View, int]) -> tuple[int, int]:
@@ -651,13 +722,14 @@ def stored_and_used(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
     Views that overlap count as the whole storage that they are in, at most.
     """
     if share_nothing(tensors):
-        sizes = list(map(_STORED, map(_STORAGE, tensors)))
-        return sum(sizes), sum(map(min, map(_NBYTES, tensors), sizes))
+        column = tensors if isinstance(tensors, TensorColumn) else None
+        sizes = list(map(_NBYTES, map(_STORAGE, tensors))) if column is None else column.table.sizes
+        return sum(sizes), sum(map(min, map(_NBYTES, looks_of(tensors)), sizes))
     used: dict[int, int] = {}
     for t in distinct(tensors):
         one = t.storage.identity
         used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
-    return sum(map(_STORED, set(map(_STORAGE, tensors)))), sum(used.values())
+    return sum(map(_NBYTES, set(map(_STORAGE, tensors)))), sum(used.values())
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:
@@ -723,7 +795,7 @@ def permuted(values: LazyTensor, stride: tuple[int, ...]) -> LazyTensor:
     return LazyTensor(storage, values.dtype, values.shape, stride)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Gathered:
     """The values of a strided tensor in C order, computed in pieces of bounded size from reads of bounded size."""
 

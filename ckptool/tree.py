@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard, cast, overload
 
 from .records import record
-from .tensor import LazyTensor, Storage
+from .tensor import LazyTensor, Storage, TensorColumn
 
 
 class _Absent:
@@ -88,15 +88,16 @@ class Pairs(Sequence[tuple[Any, Any]]):
         key_column, value_column: the Nth of each are those of the Nth pair.
     """
 
-    __slots__ = ("_mapping", "_tensors_alone", "key_column", "value_column")
+    __slots__ = ("_mapping", "_names", "_tensors_alone", "key_column", "value_column")
 
-    def __init__(self, keys: list[Any], values: list[Any]) -> None:
+    def __init__(self, keys: list[Any], values: Sequence[Any]) -> None:
         self.key_column = keys
         self.value_column = values
         self._forget()
 
     def _forget(self) -> None:
         self._mapping: dict[Any, Any] | None = None
+        self._names: dict[Any, None] | None = None
         self._tensors_alone: bool | None = None
 
     @property
@@ -105,6 +106,13 @@ class Pairs(Sequence[tuple[Any, Any]]):
         if self._mapping is None:
             self._mapping = dict(zip(self.key_column, self.value_column, strict=True))
         return self._mapping
+
+    @property
+    def names(self) -> dict[Any, None]:
+        """The keys, each once, which must be hashable. Nobody may change this dict, which is made once."""
+        if self._names is None:
+            self._names = dict.fromkeys(self.key_column)
+        return self._names
 
     @property
     def tensors_alone(self) -> bool:
@@ -116,7 +124,7 @@ class Pairs(Sequence[tuple[Any, Any]]):
     def extend(self, keys: list[Any], values: list[Any]) -> None:
         """Add pairs to a dict that is being read."""
         self.key_column += keys
-        self.value_column += values
+        cast("list[Any]", self.value_column).extend(values)  # what is being read is in lists
         self._forget()
 
     def __len__(self) -> int:
@@ -151,14 +159,19 @@ def key_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
     return entries.key_column if type(entries) is Pairs else [key for key, _ in entries]
 
 
-def value_column(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The values of the entries of a dict. Nobody may change this list."""
+def value_column(entries: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
+    """The values of the entries of a dict, of one file maybe a `TensorColumn`. Nobody may change a list of them."""
     return entries.value_column if type(entries) is Pairs else [value for _, value in entries]
 
 
 def mapping_of(entries: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     """The values of the entries of a dict by their keys, which must be hashable. Nobody may change this dict."""
     return entries.mapping if type(entries) is Pairs else dict(entries)
+
+
+def names_of(entries: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The keys of the entries of a dict, each once, which must be hashable. Nobody may change this dict."""
+    return entries.names if type(entries) is Pairs else dict(entries)
 
 
 #: Dicts with fewer entries are no larger as a list of pairs.
@@ -363,8 +376,9 @@ def holds_tensors_alone(node: Any) -> bool:
     return _are_tensors_alone(key_column(entries), value_column(entries))
 
 
-def _are_tensors_alone(keys: list[Any], values: list[Any]) -> bool:
-    return set(map(type, keys)) == {str} and set(map(type, values)) == {LazyTensor}
+def _are_tensors_alone(keys: list[Any], values: Sequence[Any]) -> bool:
+    tensors = type(values) is TensorColumn or set(map(type, values)) == {LazyTensor}
+    return tensors and set(map(type, keys)) == {str}
 
 
 def walk(root: Any, without: Callable[[Any], bool] | None = None) -> Iterator[tuple[Trail, Any]]:

@@ -22,6 +22,7 @@ from .tree import (
     component_text,
     holds_tensors_alone,
     is_mapping,
+    key_column,
     walk,
 )
 
@@ -75,7 +76,7 @@ def is_state_dict(node: Any, *, alone: bool = False) -> bool:
     """
     if not is_mapping(node) or not node.entries:
         return False
-    if holds_tensors_alone(node) and "." in node.entries[0][0]:
+    if holds_tensors_alone(node) and "." in key_column(node.entries)[0]:
         return True
     tensors = scalars = 0
     for key, value in node.entries:

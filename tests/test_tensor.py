@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import ALL, strided, tensor_of
 
+import ckptool
 from ckptool.disk.files import Buffer, File, FileRange
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CannotCarry, Malformed
@@ -16,10 +17,15 @@ from ckptool.tensor import (
     Gathered,
     LazyTensor,
     Storage,
+    TensorColumn,
     bytes_of,
     contiguous_stride,
     is_permutation,
+    looks_of,
     permuted,
+    share_nothing,
+    storage_kinds_of,
+    stored_and_used,
     untyped,
 )
 
@@ -355,3 +361,18 @@ def test_what_a_tensor_shows_of_itself_is_short():
     tensor = tensor_of("float32", (2, 3), location="cuda:1")
     assert repr(tensor) == "LazyTensor(float32, [2, 3], cuda:1)"
     assert repr(tensor.storage.changed(key="7")) == "Storage('7', 24 bytes, cuda:1)"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["float32", "int8"]), st.lists(st.integers(0, 3), max_size=2)), min_size=1))
+def test_a_column_tells_of_its_tensors_what_they_tell_themselves(tmp_path_factory, kinds):
+    path = tmp_path_factory.mktemp("column") / "a.safetensors"
+    arrays = {f"layers.{at}.w": np.zeros(shape, dtype) for at, (dtype, shape) in enumerate(kinds)}
+    ckptool.save(arrays, path)
+    column = ckptool.open(path).state_dict().column
+    assert isinstance(column, TensorColumn)
+    said = list(looks_of(column)), list(storage_kinds_of(column)), share_nothing(column), stored_and_used(column)
+    made = list(column)
+    assert said == (list(looks_of(made)), list(storage_kinds_of(made)), share_nothing(made), stored_and_used(made))
+    assert [column[at] for at in range(len(column))] == made == column[:]
+    assert list(reversed(column)) == made[::-1]
+    assert [tensor.shape for tensor in made] == [array.shape for array in arrays.values()]

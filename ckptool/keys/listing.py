@@ -68,12 +68,13 @@ def collapse(items: Iterable[tuple[str, _Signature]]) -> list[Collapsed[_Signatu
         groups[told].append(index)
     found: list[tuple[int, Collapsed[_Signature]]] = []
     for (_, template), members in groups.items():
-        columns = [[numbers[firsts[index] + place] for index in members] for place in range(counts[template])]
+        begins = list(map(firsts.__getitem__, members))
+        columns = [list(map(numbers.__getitem__, map(place.__add__, begins))) for place in range(counts[template])]
         around = _NUMBER.split(keys[members[0]], _MOST_NUMBERS)[::2]
         for ranges, own in _joined(columns, members):
             pattern = "".join(chain(*zip_longest(around, map(_ranges, ranges), fillvalue="")))
             own.sort()
-            folded = Collapsed(pattern, tuple([keys[index] for index in own]), signatures[keys[own[0]]])
+            folded = Collapsed(pattern, tuple(map(keys.__getitem__, own)), signatures[keys[own[0]]])
             found.append((own[0], folded))
     return [folded for _, folded in sorted(found, key=itemgetter(0))]
 

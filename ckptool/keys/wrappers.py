@@ -76,6 +76,9 @@ def unwrap(keys: Iterable[str], outlined: str | None = None) -> dict[str, str]:
     keys = list(keys)
     outer, others = _around_all(keys, outlined)
     if not others:
+        text = "\n".join(["", *keys])
+        if text.count("\n") == len(keys):  # many keys are cut at once
+            return dict(zip(keys, text.replace("\n" + outer, "\n").split("\n")[1:], strict=True))
         return {key: key[len(outer) :] for key in keys}
     return {key: new for key, new, _ in _unwrapped_one_by_one(keys)}
 

@@ -94,10 +94,8 @@ def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> Pairs |
     if not holds_tensors_alone(node):
         return None
     keys = key_column(node.entries)
-    new = list(map(renamed.get, keys, keys))
-    if None in new or len(set(new)) < len(new):
-        return None
-    return Pairs(new, value_column(node.entries))
+    done = Pairs(list(map(renamed.get, keys, keys)), value_column(node.entries))
+    return done if len(done.names) == len(keys) and None not in done.names else None
 
 
 def _kept_together(ckpt: Checkpoint, weights: StateDict, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:

@@ -19,7 +19,8 @@ from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
 from ..passes.packed import grain, kinds_of_packed
 from ..passes.side_files import quantization_of
-from ..tensor import LazyTensor, Storage, stored_and_used
+from ..records import record
+from ..tensor import LazyTensor, Storage, joined, stored_and_used
 from ..tree import (
     Aside,
     Dict,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from .comparing.numbers import Statistics
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StateDictReport:
     """A state dict in a file. `wrappers` gives the number of keys that go through each wrapper ("module.").
 
@@ -61,7 +62,7 @@ class StateDictReport:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PackedReport:
     """Weights that are packed or quantised in one way.
 
@@ -188,13 +189,12 @@ def _packed(ckpt: Checkpoint, weights: list[StateDict]) -> list[PackedReport]:
     """The families of packed weights, those with other bits or groups apart."""
     found: dict[tuple[str, int | None, str], PackedReport] = {}
     for one in weights:
-        tensors = one.tensors
         kinds = kinds_of_packed(one)
         config = quantization_of(ckpt) if kinds else {}
         for alike in kinds:
             first, count = alike[0], len(alike)
-            size = sum(tensors[key].nbytes for key in first.keys)
-            kind = (first.family, *grain(first, tensors, config))
+            size = sum(one[key].nbytes for key in first.keys)
+            kind = (first.family, *grain(first, one.tensors, config))
             so_far = found.get(kind) or PackedReport(*kind, 0, 0, 0, list(first.keys))
             found[kind] = replace(
                 so_far,
@@ -278,13 +278,15 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[LazyTensor], list[tuple[Trail, Any]]]:
+def _tensors(
+    root: Any, weights: list[StateDict]
+) -> tuple[TensorReports, Sequence[LazyTensor], list[tuple[Trail, Any]]]:
     """The report of every tensor, all dense ones, and the other nodes of the tree with their trails.
 
     All nodes are looked at once: every further look costs as much as opening a file of many tensors.
     """
     rows = TensorReports()
-    tensors: list[LazyTensor] = []
+    tensors: list[Sequence[LazyTensor]] = []
     rest: list[tuple[Trail, Any]] = []
     told: set[str] = set()
     homes: dict[int, str] = {}  # state dicts -> their paths
@@ -312,14 +314,14 @@ def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[L
                 below[id(trail)] = trail, homes[id(node)]
                 if id(node) in plain:
                     rows.add_all(node.entries, paths.below(trail), homes[id(node)])
-                    tensors += value_column(node.entries)
+                    tensors.append(value_column(node.entries))
                     continue
             other = other_tensor(node)
             if other is None:
                 continue
             found = other
         else:
-            tensors.append(node)
+            tensors.append((node,))
             found = node
         if trail is None:
             rows.add("", found, "", None)
@@ -335,7 +337,7 @@ def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[L
         else:
             rows.add(str(component), found, base, home)
     rows.let_go()
-    return rows, tensors, rest
+    return rows, joined(tensors), rest
 
 
 def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:

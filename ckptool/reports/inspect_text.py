@@ -244,10 +244,13 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     keys, of_tensors = tensors
     shapes = {kind: _shape(kind, usual, everything) for kind in set(of_tensors)}  # the same of kinds that look alike
-    sizes = dict(zip(keys, map(attrgetter("bytes"), of_tensors), strict=True))
+    each = {(shape, kind.bytes) for kind, shape in shapes.items()}
+    told = dict(each) if len(each) == len(set(shapes.values())) else {}  # bytes by shape, if those tell; else by key
+    by_key = {} if told else dict(zip(keys, map(attrgetter("bytes"), of_tensors), strict=True))
     for group in collapse_modules(keys, list(map(shapes.__getitem__, of_tensors))):
         name = printable(group.pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
-        size = sum(map(sizes.__getitem__, group.keys))
+        one = sum(told[shape] for _, shape in group.leaves) if told else 0
+        size = group.count * one if told else sum(map(by_key.__getitem__, group.keys))
         texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in group.leaves]
         folded.append((name, size, (name or "(top level)", size_text(size), texts)))
     rows = _sorted(folded, sort)

@@ -6,16 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from operator import attrgetter
 from typing import Any, overload
 
 from ..checkpoint import Role
 from ..inert.other_tensors import OtherTensor
 from ..records import record
-from ..tensor import LazyTensor, share_nothing
+from ..tensor import LazyTensor, StorageKind, View, joined, looks_of, share_nothing, storage_kinds_of
 from ..tree import component_text, key_column, value_column
-
-_VIEW, _STORED_AS = attrgetter("view"), attrgetter("storage.kind")
 
 
 @record(frozen=True, slots=True)
@@ -74,7 +71,8 @@ class TensorReports(Sequence[TensorReport]):
     def __init__(self) -> None:
         self._names: list[str] = []
         self._kinds: list[Kind] = []
-        self._held: list[LazyTensor | None] = []  # the tensors, or what those of other kinds are stored in
+        self._held: list[Sequence[LazyTensor]] = []  # the tensors, or what those of other kinds are stored in
+        self._unstored: set[int] = set()  # the numbers of those of other kinds that no tensor stores
         self._paths: dict[int, str] = {}  # of those whose names do not tell
         self._runs: list[_Run] = []
         self._known: dict[tuple[Any, ...], Kind] = {}
@@ -86,8 +84,8 @@ class TensorReports(Sequence[TensorReport]):
         self._begin(below, state_dict)
         self._names.append(name)
         if isinstance(tensor, LazyTensor):
-            self._kinds.append(self._kind(tensor))
-            self._held.append(tensor)
+            self._kinds.append(self._kind(tensor.view, tensor.storage.kind))
+            self._held.append((tensor,))
             return
         stored = tensor.dense
         self._kinds.append(
@@ -101,7 +99,10 @@ class TensorReports(Sequence[TensorReport]):
                 tensor.words,
             )
         )
-        self._held.append(stored)
+        if stored is None:
+            self._unstored.add(len(self._names) - 1)
+        else:
+            self._held.append((stored,))
 
     def add_place(self, path: str, key: str, tensor: LazyTensor | OtherTensor, state_dict: str) -> None:
         """Add a tensor of a state dict whose place in the file has another name than its key."""
@@ -113,7 +114,7 @@ class TensorReports(Sequence[TensorReport]):
         self._begin(below, state_dict)
         tensors = value_column(entries)
         self._names += key_column(entries)
-        self._held += tensors
+        self._held.append(tensors)
         self._kinds += self._kinds_of(tensors)
 
     def _begin(self, below: str, state_dict: str | None) -> None:
@@ -121,13 +122,13 @@ class TensorReports(Sequence[TensorReport]):
         if last is None or last.below != below or last.state_dict != state_dict:
             self._runs.append(_Run(len(self._names), below, state_dict))
 
-    def _kinds_of(self, tensors: list[LazyTensor]) -> Iterator[Kind]:
-        told = list(zip(map(_VIEW, tensors), map(_STORED_AS, tensors), strict=True))
-        kinds = {one: self._kind(tensor) for one, tensor in dict(zip(told, tensors, strict=True)).items()}
+    def _kinds_of(self, tensors: Sequence[LazyTensor]) -> Iterator[Kind]:
+        told = list(zip(looks_of(tensors), storage_kinds_of(tensors), strict=True))
+        kinds = {one: self._kind(*one) for one in set(told)}
         return map(kinds.__getitem__, told)
 
-    def _kind(self, t: LazyTensor) -> Kind:
-        told = t.dtype.name, t.shape, t.stride, t.storage.location, t.requires_grad
+    def _kind(self, t: View, stored: StorageKind) -> Kind:
+        told = t.dtype.name, t.shape, t.stride, stored.location, t.requires_grad
         kind = self._known.get(told)
         if kind is None:
             size = prod(t.shape) * t.dtype.itemsize
@@ -165,14 +166,13 @@ class TensorReports(Sequence[TensorReport]):
 
     def let_go(self) -> None:
         """Number the storages and forget the tensors, which keep files open."""
-        held = [t for t in self._held if t is not None]
-        if len(held) == len(self._held) and share_nothing(held):
+        held = joined(self._held)
+        if len(held) == len(self) and share_nothing(held):
             self._numbers = list(range(len(held)))
         else:
             known: dict[int, int] = {}
-            self._numbers = [
-                None if t is None else known.setdefault(t.storage.identity, len(known)) for t in self._held
-            ]
+            numbers = iter([known.setdefault(t.storage.identity, len(known)) for t in held])
+            self._numbers = [None if index in self._unstored else next(numbers) for index in range(len(self))]
         self._held = []
 
     @classmethod

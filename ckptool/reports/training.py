@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -15,8 +14,9 @@ from ..checkpoint import Checkpoint
 from ..errors import CannotCarry, counted, printable
 from ..inert.plain_values import held_by_omegaconf, plain_value
 from ..passes.cleaning import clean
+from ..records import record
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict, List, Object, Paths, Set, walk
+from ..tree import ABSENT, Dict, List, Object, Paths, Set, key_column, walk
 from ..weights import is_training_state
 
 #: Framework -> entries at the root that tell it: all of one of the groups.
@@ -51,7 +51,7 @@ _SETTINGS = frozenset(
 _LONGEST = 60
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Training:
     """What stands beside the weights.
 
@@ -73,6 +73,8 @@ def training_of(ckpt: Checkpoint) -> Training:
     if not isinstance(ckpt.root, Dict):
         return Training("", [], [], list(_settings("", ckpt.root)) if isinstance(ckpt.root, Object) else [])
     # none of the names that tell has a dot; the keys of a large state dict have one
+    if not [key for key in key_column(ckpt.root.entries) if isinstance(key, str) and "." not in key]:
+        return Training("", [], [], [])
     entries = [(str(key), value) for key, value in ckpt.root.entries if isinstance(key, str) and "." not in key]
     names = {key for key, _ in entries}
     framework = next((name for name, groups in _FRAMEWORKS if any(group <= names for group in groups)), "")

@@ -237,6 +237,18 @@ def test_a_tree_is_walked_once_however_much_is_told_of_it(monkeypatch):
     assert sum(node is root for node in looks) == 1
 
 
+def test_no_tensor_of_a_safetensors_file_is_made_to_report_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    ckptool.save({f"module.layers.{at}.w": np.zeros((2, 2), np.float32) for at in range(100)}, path)
+    made = []
+    over = LazyTensor.over
+    monkeypatch.setattr(LazyTensor, "over", lambda self, storage: made.append(storage) or over(self, storage))
+    seen = inspect(path)
+    assert "module.layers.{0..99}" in inspect_text(seen)
+    assert seen.suggestions
+    assert made == []
+
+
 def test_tensors_that_are_one_are_counted_once_also_beside_other_views():
     one = tensor(np.ones((4, 4), "float32"))
     part = LazyTensor(one.storage, one.dtype, (4,), (1,), 4)

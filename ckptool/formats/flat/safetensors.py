@@ -22,8 +22,6 @@ import json
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict, around, ties_of
@@ -34,7 +32,7 @@ from ...dtypes import BY_SAFETENSORS
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.in_memory import from_plain, to_plain
 from ...inert.other_tensors import as_dense, other_tensor
-from ...tensor import LazyTensor, NumberedStorage, is_permutation, kind_of, permuted
+from ...tensor import LazyTensor, NumberedStorage, TensorColumn, is_permutation, kind_of, permuted
 from ...tree import ABSENT, Dict, Pairs, attributes_of, metadata_of
 from ..base import Draft, Format
 from ..beginnings import LARGEST_HEADER, is_safetensors, joined_ranges, length_of_header
@@ -59,10 +57,7 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     for kind, number in dict(zip(kinds, range(len(kinds)), strict=True)).items():
         storage = NumberedStorage(table, number, kind_of("cpu", kind.dtype if kind.dtype.storage else None))
         likes[kind] = LazyTensor(storage, kind.dtype, kind.shape, kind.stride)
-    like = list(map(likes.__getitem__, kinds))
-    stored = map(attrgetter("storage.kind"), like)
-    storages = map(NumberedStorage, repeat(table), range(len(names)), stored)
-    entries = Pairs(names, list(map(LazyTensor.over, like, storages)))
+    entries = Pairs(names, TensorColumn(table, list(map(likes.__getitem__, kinds))))
     if broken is None:
         check_tiling(file, header)
     else:

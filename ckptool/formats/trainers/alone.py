@@ -12,7 +12,7 @@ from ...errors import CheckpointError, counted
 from ...lazy import later
 from ...records import record
 from ...tensor import LazyTensor
-from ...tree import Dict
+from ...tree import Dict, holds_tensors_alone
 from .pickled import entries_of, integer, items_of
 from .placement import part_of, placed_in
 
@@ -69,6 +69,8 @@ def alone(ckpt: Checkpoint) -> Checkpoint:
 
 def part_of_run(ckpt: Checkpoint) -> PartOfRun | None:
     """What a file is a part of, by what is in it; None for a file of its own."""
+    if holds_tensors_alone(ckpt.root):
+        return None
     root = entries_of(ckpt.root) if isinstance(ckpt.root, Dict) else {}
     found = _megatron(ckpt.path, root)
     if found is not None:

@@ -161,8 +161,8 @@ def is_whole(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bo
         after = done.state_dict()
     except CheckpointError:
         return False
-    held = len(after.tensors) + len(after.others)
-    wanted = len(weights.tensors) + len(weights.others) - ("--unwrap" in options and AVERAGED_COUNTER in weights)
+    held = len(after.column) + len(after.others)
+    wanted = len(weights.column) + len(weights.others) - ("--unwrap" in options and AVERAGED_COUNTER in weights)
     return held >= wanted and not any(one.trouble for one in in_the_way(done, after))
 
 

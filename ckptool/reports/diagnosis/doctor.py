@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...adapters.adapter_layers import is_adapter
@@ -298,9 +298,9 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: Tree) -> I
 def _training_bytes(ckpt: Checkpoint) -> int:
     tops = {id(child): child for part, child in children(ckpt.root) if is_training_state(component_text(part))}
     nodes = (node for child in tops.values() for _, node in walk(child))
-    return _bytes_of(node for node in nodes if isinstance(node, LazyTensor))
+    return _bytes_of([node for node in nodes if isinstance(node, LazyTensor)])
 
 
-def _bytes_of(tensors: Iterable[LazyTensor]) -> int:
+def _bytes_of(tensors: Sequence[LazyTensor]) -> int:
     """How many bytes TENSORS take, those that are one counted once."""
     return totals(views_of(distinct(tensors)))[1]

@@ -65,7 +65,6 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
         weights: the weights.
         where: where they are in it, in words, if there are others.
     """
-    tensors = weights.tensors
     packed = packed_in(weights)
     objects = [other for other in weights.others.values() if other.class_name.startswith("torchao.")]
     if not packed and not objects:
@@ -73,7 +72,7 @@ def quantised(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Find
     config = quantization_of(ckpt)
     kinds: dict[str, int] = {}
     for alike in kinds_of_packed(weights):
-        family, (bits, shared) = alike[0].family, grain(alike[0], tensors, config)
+        family, (bits, shared) = alike[0].family, grain(alike[0], weights.tensors, config)
         words = [family] + ([f"{bits} bits"] if bits and str(bits) not in family else [])
         words += [f"a scale for {shared}"] if shared else []
         said = ", ".join(words)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from ...formats.base import AnyFormat
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
-from ...tensor import LazyTensor, Storage, locations
+from ...records import record
+from ...tensor import LazyTensor, Storage, joined, locations, locations_of, share_nothing, storage_kinds_of
 from ...tree import ByteString, Global, Object, Trail, address, holds_tensors_alone, value_column, walk
 from .finding import Finding
 from .obstacles import in_the_way
@@ -40,50 +40,60 @@ def weights_in(ckpt: Checkpoint, at: str | None = None) -> StateDict | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tree:
     """What one walk through a checkpoint shows.
 
     Attributes:
-        storages: all of them.
         tensors: all of them.
+        bare: storages that stand in it by themselves.
         classes: how many objects there are of each class.
         named: the classes and functions that it names.
         python_2: strings of Python 2 are in it.
         on_gpu: the place of the first tensor that belongs on the CPU and is tagged with a GPU, or "".
     """
 
-    storages: list[Storage]
-    tensors: list[LazyTensor]
+    tensors: Sequence[LazyTensor]
+    bare: list[Storage]
     classes: Counter[str]
     named: list[str]
     python_2: bool
     on_gpu: str
 
+    @property
+    def storages(self) -> list[Storage]:
+        """All of them, each once."""
+        return list(dict.fromkeys([*map(attrgetter("storage"), self.tensors), *self.bare]))
+
+    @property
+    def locations(self) -> Counter[str]:
+        """Where they belong, and how many belong there."""
+        if self.bare or not share_nothing(self.tensors):
+            return locations(self.storages)
+        return locations_of(storage_kinds_of(self.tensors))
+
 
 def look_through(ckpt: Checkpoint) -> Tree:
     """Walk through a checkpoint once."""
-    storages: list[Storage] = []
-    tensors: list[LazyTensor] = []
+    tensors: list[Sequence[LazyTensor]] = []
+    bare: list[Storage] = []
     others: list[tuple[Trail, Any]] = []
     on_gpu = ""
     on_cpu = {id(one.node) for one in ckpt.state_dicts() if holds_tensors_alone(one.node) and _on_cpu(one)}
     for trail, node in walk(ckpt.root, lambda node: id(node) in on_cpu):
         if isinstance(node, LazyTensor):
-            tensors.append(node)
-            storages.append(node.storage)
+            tensors.append((node,))
             if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
                 on_gpu = address(trail)
         elif id(node) in on_cpu:  # at once: most of what a file holds
-            tensors += value_column(node.entries)
-            storages += map(_STORAGE, value_column(node.entries))
+            tensors.append(value_column(node.entries))
         elif isinstance(node, Object | Global | ByteString):
             others.append((trail, node))
         elif isinstance(node, Storage):
-            storages.append(node)
+            bare.append(node)
     return Tree(
-        list(dict.fromkeys(storages)),
-        tensors,
+        joined(tensors),
+        bare,
         Counter(node.class_name for _, node in others if isinstance(node, Object)),
         list(named_globals(ckpt.root, others)),
         any(isinstance(node, ByteString) for _, node in others),
@@ -91,11 +101,8 @@ def look_through(ckpt: Checkpoint) -> Tree:
     )
 
 
-_STORAGE, _STORED_AS = attrgetter("storage"), attrgetter("storage.kind")
-
-
 def _on_cpu(weights: StateDict) -> bool:
-    return {kind.location for kind in set(map(_STORED_AS, weights.tensors.values()))} <= {"cpu"}
+    return {kind.location for kind in set(storage_kinds_of(weights.column))} <= {"cpu"}
 
 
 #: Components of a path, the last of them, that are looked at.
@@ -114,7 +121,7 @@ def _belongs_on_cpu(trail: Trail, tensor: LazyTensor) -> bool:
 
 
 def _devices(tree: Tree) -> Iterator[Finding]:
-    places = locations(tree.storages)
+    places = tree.locations
     needed = [(place, count) for place, count in places.most_common(7) if place not in ("cpu", "meta")][:6]
     if needed:
         said = " and ".join(f"{counted(count, 'storage')} on {printable(place, 20)}" for place, count in needed)

@@ -130,7 +130,7 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
     of_floats = [(view.shape, count) for view, count in weights.views.items() if view.dtype.is_floating]
     floats, empty = sum(count for _, count in of_floats), sum(count for shape, count in of_floats if shape == (0,))
     small = sum(count for view, count in weights.views.items() if view.shape in ((0,), (1,)))
-    if (empty > 1 and 2 * empty >= floats) or small == len(weights.tensors) > 4:
+    if (empty > 1 and 2 * empty >= floats) or small == len(weights.column) > 4:
         many = f"{empty:,} of {counted(floats, 'tensor')}{where} are empty"
         many = many if empty else "all its tensors have 1 element"
         actions = ["the weights are in the *_optim_states.pt files beside it"]
@@ -165,7 +165,7 @@ def partly_wrapped(weights: StateDict) -> dict[str, int]:
 
 def strangers(weights: StateDict) -> list[str]:
     """Keys of numbers, texts and training state between the tensors, which no module asks for."""
-    if len(weights.tensors) == len(weights):
+    if len(weights.column) == len(weights):
         return []
     return [
         key

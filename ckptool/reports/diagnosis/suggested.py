@@ -8,7 +8,6 @@ from ...checkpoint import Checkpoint, StateDict
 from ...disk.paths import beside, shell_path
 from ...errors import printable
 from ...keys.wrappers import WRAPPERS
-from ...tensor import locations
 from .in_headers import in_headers, look_through, weights_in
 
 #: Commands that only look.
@@ -23,7 +22,7 @@ def suggestions(ckpt: Checkpoint) -> list[tuple[str, str]]:
     They are tried on paper, as `cure` says. Where nothing makes a file load, it is the first command that helps.
     """
     weights, tree = weights_in(ckpt), look_through(ckpt)
-    places = [place for place in locations(tree.storages) if place not in ("cpu", "meta")]
+    places = [place for place in tree.locations if place not in ("cpu", "meta")]
     findings = in_headers(ckpt, weights, tree)
     told = {command: what for one in findings for command, what in one.commands if not command.startswith(_LOOKING)}
     commands = [*told][:1]
