@@ -252,3 +252,30 @@ def test_a_choice_that_changes_nothing_measurable_is_named(apart: float, said: b
     assert mapping.proof is not None
     assert mapping.proof["equal"] or not said
     assert ("nothing measurable changes if weights are exchanged of one and two" in mapping.proof["text"]) == said
+
+
+class Pyramid(nn.Module):
+    def __init__(self, head: bool) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.b = nn.Conv2d(4, 4, 3, padding=1)
+        if head:
+            self.lateral = nn.ModuleList([nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 1)])
+            self.head = nn.Conv2d(6, 5, 1)
+
+    def forward(self, x: Any) -> Any:
+        a = self.a(x).relu()
+        b = self.b(a).relu()
+        if not hasattr(self, "head"):
+            return b
+        y = self.head(self.lateral[1](b) + self.lateral[0](a))
+        return nn.functional.interpolate(y, size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def test_a_new_head_that_enlarges_its_output_is_left_out_of_the_proof() -> None:
+    torch.manual_seed(0)
+    source, own = Pyramid(False), Pyramid(True)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[1,3,8,8]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert "all before lateral.1.weight, which has no source" in mapping.proof["text"]

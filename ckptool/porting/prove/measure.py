@@ -67,8 +67,8 @@ def measured(
     expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
 ) -> Measured | None:
     """Return how far the outputs of two models are apart, in float64. None if no two outputs can be compared: they need
-    equally many numbers, and more than one unless each model has one output only (`of_one_size`). None also if a model
-    has not equally many outputs in float32 and in float64.
+    equally many numbers, and more than one unless each model has one output only (`of_one_size`). None also if the
+    outputs of a model have other sizes in float32 than in float64, as with a setting that was changed in between.
 
     Each output of the source's code is compared with the nearest output of the model, and the worst of these
     comparisons counts; then each output of the model likewise with those of the source's code. The better of the two is
@@ -80,7 +80,7 @@ def measured(
         blurred: the flow of the model on inputs that are as far off as the saved ones may be; None for exact inputs.
     """
     sides = (expected.outputs, wide_expected.outputs), (seen.outputs, wide_seen.outputs)
-    if any(len(narrow) != len(wide) for narrow, wide in sides):
+    if any([t.shape for t in narrow] != [t.shape for t in wide] for narrow, wide in sides):
         return None
     noise = [[_apart(a, b) for a, b in zip(*side, strict=True)] for side in sides]
     if blurred is not None:
