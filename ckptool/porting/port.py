@@ -211,11 +211,33 @@ class _Entries:
         """
         layers = [key.rpartition(".") for key in one.sources]
         found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
+        found = found or next((rest for key in one.sources if (rest := self._low_rank_beside(key, left))), None)
         if found is not None or not gaps:
             return found
         inside = [(path, key) for path, _, _ in layers for key in reversed(left.get(path, ()))]
         direct = [key for path, key in inside if key.rpartition(".")[0] == path]
         return next((key for key in direct if squeezed(self._shapes[key]) in gaps), None)
+
+    def _low_rank_beside(self, key: str, left: MappingOf[str, list[str]]) -> str | None:
+        """Return the first of two unused matrices that may adapt the source's matrix KEY; None if there are none. LEFT
+        has path of a module -> its unused keys.
+
+        The two are in the module around the layer of KEY and have one rank, at most half of the smaller size of KEY;
+        one reads as many channels as KEY, and the other gives as many, or a whole part of them. A model's own names
+        say no more of an adapter than that (`qkv.linear_a_q`, `qkv.linear_b_q` beside `qkv.qkv`).
+        """
+        shape = self._shapes[key]
+        around = key.rpartition(".")[0].rpartition(".")[0]
+        if len(shape) != 2 or not around:
+            return None
+        near = [other for other in left.get(around, ()) if other.count(".") <= around.count(".") + 2]
+        beside = [other for other in near if len(self._shapes[other]) == 2]
+        ranks = {self._shapes[down][0]: down for down in reversed(beside) if self._shapes[down][1] == shape[1]}
+        for up in beside:
+            rows, rank = self._shapes[up]
+            if rank in ranks and ranks[rank] != up and 2 * rank <= min(shape) and rows and shape[0] % rows == 0:
+                return ranks[rank]
+        return None
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
         """Return the entries of the source's signature for matrices and kernels (two or more dimensions) that no key of
@@ -270,8 +292,8 @@ class _Entries:
         beside a matrix or kernel that ONE reads; its key, if it is in no module. None if there is none.
 
         Two layers stand beside each other if the source's code runs them by the same function (not `embedding`) on
-        inputs computed from the same weights, and their first two sizes are equal: the model may need the sum of the
-        two.
+        inputs computed from the same weights, and they read equally many channels: the model may need the sum of the
+        two, or of the one and of a product that begins with the other (a low-rank adapter).
         """
         for key in one.sources if unused else ():
             used = self._source.signature.entries.get(key)
@@ -280,7 +302,7 @@ class _Entries:
                 continue
             for other in unused:
                 there = other.facts.flow
-                alike = other.how == used.how != "embedding" and other.shape[:2] == used.shape[:2]
+                alike = other.how == used.how != "embedding" and other.shape[1] == used.shape[1]
                 if alike and there is not None and there.before == flow.before:
                     return other.key.rpartition(".")[0] or other.key
         return None

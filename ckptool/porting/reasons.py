@@ -314,7 +314,7 @@ class Reason(Enum):
     )
     LEFT_BESIDE = (
         Topic.OTHER,
-        "the source has {} in the same layer, and the model has no place for that tensor, so it was left out; check "
+        "the source has {} beside this tensor, and the model has no place for it, so it was left out; check "
         "in the source's code that the layer computes the same without it: if it does not, the model needs a place "
         "for that tensor",
     )
@@ -575,8 +575,8 @@ class Reason(Enum):
     LEFT_OUT_BESIDE = (
         Topic.OTHER,
         "the source's code also passes the input of this layer through {}, and the model has no place for that layer,"
-        " so it was left out; check in the source's code whether the two outputs are added, and use the sum of their "
-        "weights if so",
+        " so it was left out; check in the source's code whether what comes of it is added to the output of this layer:"
+        " if so, add its weight to this one",
     )
     NEW_BESIDE = (
         Topic.OTHER,

@@ -126,6 +126,21 @@ def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_aske
     assert ("LEFT_OUT_BESIDE" in asked(found(mapping, "block.dense.weight"))) == asks
 
 
+@pytest.mark.parametrize(("rows", "rank", "asks"), [(24, 2, True), (8, 2, True), (24, 20, False), (7, 2, False)])
+def test_two_matrices_of_low_rank_that_wrap_a_layer_under_names_of_their_own_are_asked_about(
+    rows: int, rank: int, asks: bool
+) -> None:
+    shapes = {
+        "attn.qkv.qkv.weight": (24, 24),
+        "attn.qkv.linear_a_q.weight": (rank, 24),
+        "attn.qkv.linear_b_q.weight": (rows, rank),
+        "attn.proj.weight": (24, 24),
+    }
+    mapping = port(signature(shapes), wanted({"attn.qkv.weight": (24, 24), "attn.proj.weight": (24, 24)}))
+    assert ("LEFT_BESIDE" in asked(found(mapping, "attn.qkv.weight"))) == asks
+    assert "LEFT_BESIDE" not in asked(found(mapping, "attn.proj.weight"))
+
+
 @pytest.mark.parametrize("told_by_source", [True, False])
 def test_tables_that_sizes_of_one_tell_apart_on_one_side_only_are_a_question(told_by_source: bool) -> None:
     bare = {"mix.tall": (6, 4), "mix.broad": (6, 4)}

@@ -16,6 +16,8 @@ import ckptool
 from ckptool.model_code.inputs import parse_inputs
 from ckptool.porting import expression as ex
 from ckptool.porting.prove import prove
+from ckptool.porting.prove.flow import Flow
+from ckptool.porting.prove.measure import measured
 
 PICTURE, SEQUENCE = "float32[2,3,8,8]", "float32[2,6,8]"
 
@@ -279,3 +281,11 @@ def test_a_new_head_that_enlarges_its_output_is_left_out_of_the_proof() -> None:
     assert mapping.proof is not None
     assert mapping.proof["equal"]
     assert "all before lateral.1.weight, which has no source" in mapping.proof["text"]
+
+
+def test_an_output_without_one_finite_number_is_infinitely_far_from_one_that_has_some() -> None:
+    some, none = (Flow([], [torch.full((2, 3), number)]) for number in (1.0, float("nan")))
+    apart = measured(some, none, some, none)
+    assert apart is not None
+    assert apart.difference == float("inf")
+    assert not apart.is_equal

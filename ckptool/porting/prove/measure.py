@@ -167,16 +167,14 @@ def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, tor
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference between the numbers of A and B, of one size, that are finite in both: 0 if there
-    are none, infinity if some are finite in one of the two only.
+    """Return the largest difference between the finite numbers of A and B, of one size: 0 if neither has any, infinity
+    if a number is finite in one of the two only.
     """
     a, b = a.detach().double(), b.detach().double()
-    both = torch.isfinite(a) & torch.isfinite(b)
-    if not bool(both.any()):
-        return 0.0
-    if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
         return float("inf")
-    return float((a - b)[both].abs().max())
+    return float((a - b)[finite].abs().max()) if bool(finite.any()) else 0.0
 
 
 def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
