@@ -143,3 +143,23 @@ def test_a_factor_of_a_layers_input_in_the_sources_code_becomes_one_of_its_weigh
     assert all(key == expr for key, expr in exprs.items())
     assert mapping["a.weight"].status == "guessed"
     assert mapping["b.weight"].status == "mapped"
+
+
+class Words(nn.Module):
+    """Rows of a table, multiplied, and a last layer whose weight is the table itself, or one of its own."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.table, self.mid, self.out = nn.Embedding(9, 16), nn.Linear(16, 16), nn.Linear(16, 9, bias=False)
+        if tied:
+            self.out.weight = self.table.weight
+
+    def forward(self, tokens: Any) -> Any:
+        return self.out(torch.tanh(self.mid(self.table(tokens) * 4.0)))
+
+
+def test_the_factor_of_a_table_is_none_of_the_last_layer_that_is_tied_to_it() -> None:
+    source = Words(tied=True)
+    mapping = ckptool.transfer(source.state_dict(), Words(tied=False), source_model=source)
+    assert {entry.target: str(entry.expr) for entry in mapping.entries}["out.weight"] in ("out.weight", "table.weight")
+    assert not mapping.having("guessed")

@@ -176,7 +176,8 @@ _SMALL, _ABOUT = 0.5, 1.5
 def multiplied_in_code(filling: Filling) -> None:
     """Rescale each tensor that is a copy of a source tensor, if the two codes multiply it, or the input of the layer of
     which it is the weight, by different numbers, as both forward passes show: by the source's number divided by the
-    model's. Nothing is done if one of the numbers is 0 or not known.
+    model's. Nothing is done if one of the numbers is 0 or not known, or if one code looks up rows of it and the other
+    does not.
 
     It is a question with the plain tensor as the option, which is right if the model has the missing factor at another
     place, such as on the layer's output.
@@ -186,6 +187,8 @@ def multiplied_in_code(filling: Filling) -> None:
         piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
         if piece is None or own is None or not filled.expr.is_copy or own.expr != filled.expr:
             continue
+        if (piece.entry.how == "embedding") != (own.entry.how == "embedding"):
+            continue  # of a matrix tied to a table, the number is known that the rows of the table are multiplied by
         here, there = piece.entry.facts.times, own.entry.facts.times
         if here and there and here != there:
             made = ex.scale(filled.expr, there / here)
