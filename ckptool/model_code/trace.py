@@ -135,6 +135,9 @@ _PATIENCE, _TRIES = 20.0, 120
 #: Above this number of parameters a model is followed on the meta device or not at all.
 _SMALL = 50_000_000
 
+#: Below this number of parameters a model computes faster with values than torch works out shapes without them.
+_TINY = 1_000_000
+
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
     """Return what a forward pass of MODEL shows, on the first inputs on which it runs to its end: INPUTS, or, if that
@@ -145,12 +148,15 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
     ends, return what the pass that used most tensors shows (the first of several), without inputs, if it used nine
     tenths of LIVE, the parameters and buffers; else nothing: `uses` is {}.
     """
-    small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
+    numbers = sum(t.numel() for t in live.values())
+    small = numbers < _SMALL and not any(t.is_meta for t in live.values())
+    tiny = small and numbers < _TINY
     best = _Nothing
     for one in itertools.chain(without_memory(model), [model] if small else []):
         began = time.monotonic()
         guesses = itertools.islice(filter(_is_small, guess_inputs(model)), 40 if one is model else _TRIES)
-        searched = find_inputs(one, shortcut=shape_only, patience=_PATIENCE / 2)
+        search = one is model or not tiny
+        searched = find_inputs(one, shortcut=shape_only, patience=_PATIENCE / 2) if search else iter(())
         with _one_thread() if one is not model else contextlib.nullcontext():
             for candidate in [inputs] if inputs is not None else itertools.chain(guesses, searched):
                 if time.monotonic() - began > _PATIENCE:

@@ -31,7 +31,8 @@ class Stop:
     Attributes:
         message: the text of the error.
         error: the name of the error's class.
-        furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls.
+        furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls
+            that differ in function or sizes.
         name, args: the operation that failed, with its arguments. If the model's own code failed, `name` is "" and
             `args` are those of the operation before.
         blamed: places of the inputs that these arguments come from; first those that came there without weights.
@@ -109,7 +110,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._alive: list[Any] = []  # so that ids stay their own
         self._budget = Budget()
         self._used: set[int] = set()
-        self._calls = 0
+        self._calls: set[tuple[str, ...]] = set()  # those of a loop, which are alike, once
         self._last: tuple[str, Any, frozenset[int]] = ("", (), frozenset())
         self._failed = False
         self._picked: dict[int, int] = {}
@@ -150,7 +151,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             result = func(*args, **kwargs)
         self._budget.after(result)
         self._failed = False
-        self._calls += not (name in _PICKS and id(args[0]) in self._given)
+        if not (name in _PICKS and id(args[0]) in self._given):
+            self._calls.add((name, *(str(tuple(t.shape)) for t in taken)))
         self._used.update(id(t) for t in taken if id(t) in self._weights)
         self._alive.append((args, kwargs, result))
         if origin:
@@ -170,7 +172,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         return Stop(
             str(error),
             type(error).__name__,
-            len(self._used) + min(self._calls, 5000) * 1e-4,
+            len(self._used) + min(len(self._calls), 5000) * 1e-4,
             name if self._failed else "",
             args,
             sorted(origin, key=lambda place: (place not in as_given, place)),

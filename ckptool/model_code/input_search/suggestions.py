@@ -46,6 +46,7 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     yield from (with_leaves(spec, new) for new in _in_steps(specs, stop))
     yield from (with_leaves(spec, new) for new in _beside(specs, stop))
     yield from (with_leaves(spec, new) for new in _together(specs, blamed, stop))
+    yield from (with_leaves(spec, new) for new in _as_said(specs, blamed, stop))
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
         for new in changes(specs[at], stop):
             yield with_leaves(spec, [new if place == at else one for place, one in enumerate(specs)])
@@ -135,6 +136,18 @@ def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> 
                 else one
                 for at, one in enumerate(specs)
             ]
+
+
+def _as_said(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
+    """Yield SPECS, the inputs of the try STOP, with one dimension changed in one of BLAMED, the places of inputs that
+    may change: the size that an einsum has there becomes the one that it needs. Nothing is yielded for other errors,
+    nor for an input without that size.
+    """
+    for have, want in wanted_sizes(stop, None, None) if stop.name == "einsum" else ():
+        for at in blamed:
+            for d in [d for d, n in enumerate(specs[at].shape) if n == have]:
+                shape = (*specs[at].shape[:d], want, *specs[at].shape[d + 1 :])
+                yield [replace(one, shape=shape) if i == at else one for i, one in enumerate(specs)]
 
 
 def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
