@@ -145,6 +145,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
+        self._merged: dict[int, tuple[int, int]] = {}  # the two dimensions that became the last one of a tensor
         self._scaled: dict[int, tuple[int, int]] = {}  # the same of a half times something
         self._turned_halves: set[int] = set()  # what a rotary embedding gives for the first half of a tensor
         self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
@@ -382,8 +383,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
         These facts are set: `plus` and `times`, the number that NAME adds to it or multiplies it by (0 and 1 if NAME
         does neither; None if NAME does so with no number), or, for the weight of a layer whose data was multiplied by a
-        number just before, that one, which has the same effect; `flattened`, if NAME is `linear`, `addmm` or
-        `matmul`, and its data (the first argument, the second of `addmm`) is flattened maps; `pixels`, if the parameter
+        number just before, that one, which has the same effect; `flattened` and `merged`, if NAME is `linear`, `addmm`
+        or `matmul`, and its data (the first argument, the second of `addmm`) is flattened; `pixels`, if the parameter
         is the second argument of `linear` or `matmul` (`@`), and each row of the first one lists the numbers of a
         patch.
         """
@@ -391,8 +392,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
         first = data[0] if data and isinstance(data[0], torch.Tensor) else None
         kind, what = self._from.get(id(first), ("", None))
-        if kind == "flat" and name in ("linear", "addmm", "matmul"):
-            use.facts.flattened = what
+        if name in ("linear", "addmm", "matmul"):
+            use.facts.flattened = what if kind == "flat" else None
+            use.facts.merged = self._merged.get(id(first))
         if name in ("linear", "matmul", "__matmul__") and place == 1:
             use.facts.pixels = self._patches.order_of(first)
         use.facts.plus = _number(name, args, ADDS, 0.0)
@@ -628,6 +630,19 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             made = self._after(*self._from[id(first)], call, first)
         if made is not None:
             self._from[id(call.result)] = made
+        if first is not None:
+            self._merge(call, first)
+
+    def _merge(self, call: Call, first: torch.Tensor) -> None:
+        """Note the sizes of the last two dimensions of FIRST, the first argument of CALL, if CALL flattens just these
+        two. The note stays with a result that has the same numbers (`dropout`, `contiguous`).
+        """
+        if call.name in _UNCHANGED and id(first) in self._merged:
+            self._merged[id(call.result)] = self._merged[id(first)]
+        elif call.name in ("flatten", "reshape", "view") and first.ndim > 2:
+            *outer, a, b = first.shape
+            if tuple(call.result.shape) == (*outer, a * b):
+                self._merged[id(call.result)] = a, b
 
     def _behind(self, args: Any, kwargs: Any) -> None:
         """Note, in `behind` of the running mean of a batch norm, the layer whose output it takes directly, and the eps

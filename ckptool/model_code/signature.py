@@ -169,6 +169,7 @@ class Facts:
         joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
         place: the place of its output among those of other layers that are concatenated with it, or None.
         flattened: how the images that it takes are flattened, or None if it takes none.
+        merged: the sizes of the two dimensions that the code flattens into the channels that it takes, or None.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
         rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
@@ -206,6 +207,7 @@ class Facts:
     joined: Parts = ()
     place: int | None = None
     flattened: Flattened | None = None
+    merged: tuple[int, int] | None = None
     layout: Layout = _UNKNOWN
     heads: int = 0
     rotary: str | None = None

@@ -867,3 +867,28 @@ def test_code_shows_the_order_of_channels_that_a_transposed_convolution_takes(tu
     mapping = ported(theirs, own, "float32[2,3,4,4]")
     assert mapping.having("guessed") == []
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 4))
+
+
+class Tokens(nn.Module):
+    """A layer for each of five tokens, and one that takes the numbers of all tokens, in either order."""
+
+    def __init__(self, channels_first: bool, width: int = 6) -> None:
+        super().__init__()
+        self.each, self.head = nn.Linear(3, width), nn.Linear(5 * width, 2)
+        self.channels_first = channels_first
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.each(x))
+        if self.channels_first:
+            x = x.transpose(1, 2)
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True)])
+def test_tokens_that_both_codes_flatten_in_their_own_orders_become_those_of_the_model(
+    first: bool, second: bool
+) -> None:
+    theirs, own = Tokens(first), Tokens(second)
+    mapping = ported(theirs, own, "float32[2,5,3]")
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 3))
+    assert not mapping.having("guessed")

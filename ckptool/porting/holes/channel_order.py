@@ -63,12 +63,30 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 def doubt_flattened(filling: Filling) -> None:
     """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), or ask about them, if the
-    two codes flatten in different orders (`_AfterMaps.reorder`).
+    two codes flatten in different orders (`_AfterMaps.reorder`). Also reorder the columns of each layer that takes two
+    flattened dimensions, such as tokens and their channels, if the source's code has them the other way round.
     """
     for hole, filled in filling.holes.items():
         layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
         if layer is not None and layer.own != layer.theirs:
             layer.reorder()
+        elif layer is None and hole.role == "weight":
+            _reorder_merged(filled, *filling.unit_of[hole])
+
+
+def _reorder_merged(filled: Filled, t: Unit, s: Unit) -> None:
+    """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S, if both forward
+    passes show which sizes they flatten, and these are exchanged. Dimensions of one size and the output layers of
+    attentions, whose heads are a matter of all of their layers, stay as they are.
+    """
+    own, theirs = t.main.entry.facts.merged, s.main.entry.facts.merged
+    if own is None or theirs is None or not filled.expr.is_copy or own[0] == own[1] or own != theirs[::-1]:
+        return
+    if "o" in (label_of(t, "attention"), label_of(s, "attention")) or t.main.shape[1:] != (prod(own),):
+        return
+    turned = ex.permute(ex.reshape(filled.expr, (t.main.shape[0], *theirs)), 0, 2, 1)
+    told = (f"{a:,} x {b:,}" for a, b in (own, theirs))
+    filled.learn(ex.reshape(turned, t.main.shape), Reason.FLATTENED, *told, shows=f"flattens {theirs[0]} x {theirs[1]}")
 
 
 @dataclass(frozen=True, slots=True)
