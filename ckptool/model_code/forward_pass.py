@@ -145,6 +145,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
+        self._maps_of: dict[int, tuple[str, ...]] = {}  # the convolutions that have a row for each channel of a map
         self._merged: dict[int, tuple[int, int]] = {}  # the two dimensions that became the last one of a tensor
         self._scaled: dict[int, tuple[int, int]] = {}  # the same of a half times something
         self._turned_halves: set[int] = set()  # what a rotary embedding gives for the first half of a tensor
@@ -570,10 +571,16 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if the output was reshaped (`_reshaped`) and CALL cuts it along the last dimension; "block" if it was not, and
         CALL cuts a dimension of as many elements as the layer has outputs, or is `unbind`. Blocks of one shape are also
         noted as parts of the output, but not those of `unbind`. Nothing is noted if CALL takes no such output first.
+
+        Convolutions get "block" if CALL cuts the channels of a map that they made, before anything mixed these.
         """
         if not isinstance(call.result, tuple | list):
             return
         first = call.args[0] if call.args else None
+        maps = self._maps_of.get(id(first), ()) if call.name in _CUTS else ()
+        if maps and first is not None and all(part.shape[2:] == first.shape[2:] for part in call.result):
+            for key in maps:
+                self._layout((key, first.shape[1]), "block")
         kind, what = self._from.get(id(first), ("", None))
         if kind == "grouped" and call.name in _CUTS and call.divides_last:
             self._inside(what)
@@ -632,6 +639,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._from[id(call.result)] = made
         if first is not None:
             self._merge(call, first)
+            self._make_maps(call, first, key)
+
+    def _make_maps(self, call: Call, first: torch.Tensor, key: str | None) -> None:
+        """Note which convolutions have a row for each channel of the map that CALL returned: the one that made it, of
+        the weight KEY; those of FIRST, its first argument, if CALL is a convolution of each channel alone, or a
+        function that keeps the sizes and mixes no channels.
+        """
+        before = self._maps_of.get(id(first), ())
+        if call.name.startswith("conv") and key is not None:
+            weight = call.args[1]
+            alone = weight.shape[1] == 1 and weight.shape[0] == first.shape[1]
+            self._maps_of[id(call.result)] = (*before, key) if alone else (key,)
+        elif before and call.result.shape == first.shape and call.name not in PRODUCTS:
+            self._maps_of[id(call.result)] = before
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:
         """Note the sizes of the last two dimensions of FIRST, the first argument of CALL, if CALL flattens just these

@@ -892,3 +892,37 @@ def test_tokens_that_both_codes_flatten_in_their_own_orders_become_those_of_the_
     mapping = ported(theirs, own, "float32[2,5,3]")
     assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 3))
     assert not mapping.having("guessed")
+
+
+def point_and_depth(dim: int, out: int) -> nn.Module:
+    return nn.ModuleDict({"point": nn.Conv2d(dim, out, 1), "depth": nn.Conv2d(out, out, 3, padding=1, groups=out)})
+
+
+class Restored(nn.Module):
+    """Attention between channels, as in networks that restore pictures: one projection for all, or one for each."""
+
+    def __init__(self, together: bool, dim: int = 8) -> None:
+        super().__init__()
+        self.together = together
+        if together:
+            self.qkv = nn.Conv2d(dim, 3 * dim, 1)
+            self.qkv_dwconv = nn.Conv2d(3 * dim, 3 * dim, 3, padding=1, groups=3 * dim)
+        else:
+            self.to_q, self.to_k, self.to_v = (point_and_depth(dim, dim) for _ in range(3))
+        self.out = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Any) -> Any:
+        if self.together:
+            parts = self.qkv_dwconv(self.qkv(x)).chunk(3, dim=1)
+        else:
+            parts = [one["depth"](one["point"](x)) for one in (self.to_q, self.to_k, self.to_v)]
+        q, k, v = (part.unflatten(1, (2, -1)).flatten(-2) for part in parts)
+        mixed = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(-1) @ v
+        return self.out(mixed.flatten(1, 2).unflatten(-1, x.shape[2:]))
+
+
+def test_convolutions_whose_channels_code_divides_in_blocks_hold_no_heads_in_turn() -> None:
+    theirs, own = Restored(True), Restored(False)
+    mapping = ported(theirs, own, "float32[2,8,6,6]")
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 8, 6, 6))
+    assert not mapping.having("guessed")
