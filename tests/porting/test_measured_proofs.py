@@ -289,3 +289,49 @@ def test_an_output_without_one_finite_number_is_infinitely_far_from_one_that_has
     assert apart is not None
     assert apart.difference == float("inf")
     assert not apart.is_equal
+
+
+class Softplus(nn.Module):
+    """Two layers with a shifted softplus between them, as SchNet has it."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.one, self.two, self.shift = nn.Linear(8, 8), nn.Linear(8, 8), shift
+
+    def forward(self, x: Any) -> Any:
+        return self.two(F.softplus(self.one(x)) - self.shift)
+
+
+def test_a_number_that_one_code_rounded_to_float32_is_the_same_number() -> None:
+    torch.manual_seed(0)
+    source, own = Softplus(torch.log(torch.tensor(2.0)).item()), Softplus(0.6931471805599453)
+    assert source.shift != own.shift
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[2,8]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]
+
+
+class Quantised(nn.Module):
+    """Vectors replaced by the nearest of a table, whose distances one code computes with a factor."""
+
+    def __init__(self, halved: bool, merged: bool) -> None:
+        super().__init__()
+        self.enter, self.table, self.leave = nn.Linear(8, 8), nn.Embedding(6, 8), nn.Linear(8, 8)
+        self.halved = halved
+        if not merged:
+            self.leave = nn.utils.parametrizations.weight_norm(self.leave)
+
+    def forward(self, x: Any) -> Any:
+        x, table = F.normalize(self.enter(x)), F.normalize(self.table.weight)
+        if self.halved:
+            return self.leave(self.table((x @ table.t()).argmax(-1)))
+        far = x.pow(2).sum(1, keepdim=True) - 2 * x @ table.t() + table.pow(2).sum(1, keepdim=True).t()
+        return self.leave(self.table((-far).max(1)[1]))
+
+
+def test_a_factor_of_distances_is_no_cause_of_outputs_that_are_equal_up_to_a_merged_weight_norm() -> None:
+    torch.manual_seed(0)
+    source, own = Quantised(False, merged=False), Quantised(True, merged=True)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[5,8]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]

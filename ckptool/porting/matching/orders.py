@@ -301,6 +301,8 @@ class Orders:
         this order (`_next_source`). The orders of `Sequences.all` are tried one after the other, each from its
         beginning. Each call makes at most one pair. Return whether it made one. The pair is a question if
         `_doubt_of_next` has one.
+
+        A first unit gets the source with the most similar name (`_most_similar`) if that is another one, as a question.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -314,6 +316,10 @@ class Orders:
                     continue
                 cell = self.cells.groups()[t.cell]
                 doubt = self._doubt_of_next(t, s, before, cell, targets)
+                if before == "edge" and (named := [u for u in cell[1] if u is not s and _most_similar(t, u, *cell)]):
+                    labels = {id(t): 1, id(named[0]): 1}
+                    doubt = ask(Reason.SEVERAL_FIT, str(len(cell[1])))
+                    return self.cells.split(Evidence(Kind.SIMILAR_NAME), labels, mode="one", cells=[cell], doubt=doubt)
                 labels = {id(t): 1, id(s): 1}
                 return self.cells.split(Evidence(Kind.FOLLOWS, name), labels, mode="one", cells=[cell], doubt=doubt)
         return False

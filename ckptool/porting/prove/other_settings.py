@@ -258,7 +258,7 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
             factor, steps = last.factor * factor, (*last.steps, step)
         else:
             steps = (step,)
-        out.append(_Token("scale", (("scale", float(f"{factor:.7g}")),), steps, of_attention))
+        out.append(_Token("scale", (("scale", _rounded(factor)),), steps, of_attention))
 
     for step in steps:
         given = dict(step.settings)
@@ -266,17 +266,22 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
             scaled(step, given["scale"], True)
             out.append(_Token("_softmax", (), (step,)))
         elif step.name == "bernoulli":
-            out.append(_Token("dropout", (("p", float(f"{1 - given.get('p', 0.5):.7g}")),), (step,)))
+            out.append(_Token("dropout", (("p", _rounded(1 - given.get("p", 0.5))),), (step,)))
         elif step.factor is not None:
             if not (out and out[-1].name == "dropout" and _keeps_the_size(out[-1], step.factor)):
                 scaled(step, step.factor)
         elif step.added is not None:
-            out.append(_Token("add", (("number", step.added),), (step,)))
+            out.append(_Token("add", (("number", _rounded(step.added)),), (step,)))
         elif step.name not in _NO_TOKENS:
             out.append(_Token(step.name, step.settings, (step,)))
         if step.name == "_softmax" and len(out) > 1 and out[-2].name == "scale":
             out[-2] = replace(out[-2], of_attention=True)
     return [token for token in out if token.look != ("scale", (("scale", 1.0),))]
+
+
+def _rounded(number: float) -> float:
+    """Return NUMBER with six digits: code may compute it in float32, or in float64."""
+    return float(f"{number:.6g}")
 
 
 def _keeps_the_size(dropout: _Token, factor: float) -> bool:
