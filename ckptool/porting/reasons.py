@@ -687,9 +687,9 @@ class Reason(Enum):
     EQUALISED_OUTPUT = (
         Topic.OTHER,
         "the source's weights have the same spread in every layer, as if its code multiplies by a factor (equalised "
-        "learning rate), and some code multiplies the output of the layer, with this bias in it, which was copied "
-        "without the factor; check the forward of the source's layers: if the factor is on the output, take the "
-        "alternative below with the factor of the weight",
+        "learning rate), and some code multiplies the whole output of a layer; this bias and the weight beside it "
+        "were copied without a factor; check the forward of the source's layers: if the factor is on the output, take "
+        "the alternatives with one factor for both, the bias and the weight",
     )
     FACTOR_IN_CODE = (
         Topic.OTHER,
@@ -955,8 +955,9 @@ class Reason(Enum):
     )
     GIVES_SOMETHING_ELSE = (
         Topic.LEFT,
-        "{} of the source has these sizes, but the proof showed that this layer gives with it what no layer of the "
-        "source's code gives",
+        "{} of the source has these sizes, but the proof showed that no layer of the source's code gives what this "
+        "layer gives with it, so the key was left without a source; name the right tensor with --hint OLD=NEW, if the "
+        "source has one",
     )
     LEFT_BY_FILE = (
         Topic.LEFT,
