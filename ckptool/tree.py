@@ -90,14 +90,14 @@ class Pairs(Sequence[tuple[Any, Any]]):
 
     __slots__ = ("_mapping", "_names", "_tensors_alone", "key_column", "value_column")
 
-    def __init__(self, keys: list[Any], values: Sequence[Any]) -> None:
+    def __init__(self, keys: list[Any], values: Sequence[Any], names: dict[Any, None] | None = None) -> None:
         self.key_column = keys
         self.value_column = values
-        self._forget()
+        self._forget(names)  # where somebody has made that dict already
 
-    def _forget(self) -> None:
+    def _forget(self, names: dict[Any, None] | None = None) -> None:
         self._mapping: dict[Any, Any] | None = None
-        self._names: dict[Any, None] | None = None
+        self._names = names
         self._tensors_alone: bool | None = None
 
     @property

@@ -182,7 +182,7 @@ def test_a_header_with_or_without_spaces_is_read_by_the_pattern_part_by_part(mon
     for extra in ({}, {"__metadata__": {"format": "pt"}}):
         text = json.dumps({**extra, **entries}, separators=(f",{space}", f":{space}"))
         found = header._read_usual(text.encode().ljust(8000))
-        assert found.names == list(entries)
+        assert list(found.names) == list(entries)
         assert found.begins == [8 * n for n in range(50)]
         assert [kind.shape for kind in found.kinds] == [(n, 2) for n in range(50)]
 

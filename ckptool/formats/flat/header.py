@@ -27,14 +27,14 @@ class Header:
     """What a header says, in columns: the Nth of each is of the Nth tensor.
 
     Attributes:
-        names: of the tensors.
+        names: of the tensors, each once.
         kinds: what each has in common with others.
         begins, ends: where its bytes are, from the beginning of the data.
         metadata: the `__metadata__`.
         start: offset of the data in the file.
     """
 
-    names: list[str]
+    names: dict[str, None]
     kinds: list[_Kind]
     begins: list[int]
     ends: list[int]
@@ -46,7 +46,7 @@ class HeaderTable:
     """The storages of a safetensors file, by the numbers of their tensors in its header."""
 
     def __init__(self, file: File, header: Header) -> None:
-        self._file, self._start, self._names = file, header.start, header.names
+        self._file, self._start, self._names = file, header.start, list(header.names)
         self._begins = array("Q", header.begins)
         self.sizes = array("Q", map(attrgetter("nbytes"), header.kinds))
 
@@ -83,7 +83,7 @@ def read_header(file: File) -> Header:
     header, metadata = _read_slowly(file, raw)
     entries = [entry if type(entry) is tuple else _entry(file, name, entry) for name, entry in header.items()]
     kinds, begins, ends = ([entry[part] for entry in entries] for part in range(3))
-    return Header(list(header), kinds, begins, ends, metadata, 8 + length)
+    return Header(dict.fromkeys(header), kinds, begins, ends, metadata, 8 + length)
 
 
 def _read_slowly(file: File, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
@@ -198,10 +198,10 @@ def _read_usual(raw: bytes) -> Header | None:
     kinds = list(map(known.__getitem__, told))
     if list(map(sub, ends, begins)) != list(map(attrgetter("nbytes"), kinds)):
         return None
-    distinct = set(names)  # a name that stands twice, or that only metadata may have
+    distinct = dict.fromkeys(names)  # a name that stands twice, or that only metadata may have
     if len(distinct) < len(names) or "__metadata__" in distinct:
         return None
-    return Header(names, kinds, begins, ends, metadata, 8 + len(raw))
+    return Header(distinct, kinds, begins, ends, metadata, 8 + len(raw))
 
 
 @record(frozen=True, eq=False, slots=True)
@@ -304,7 +304,7 @@ def _check_order(file: File, header: Header) -> None:
         begin = begins[number]
         if begin != position:
             kind = "a hole before" if begin > position else "an overlap at"
-            where = f"{printable(repr(header.names[number]), 80)} (byte {position:,})"
+            where = f"{printable(repr([*header.names][number]), 80)} (byte {position:,})"
             raise Malformed(f"its data have {kind} {where}", where=file.path)
         position = ends[number]
 

@@ -57,7 +57,7 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     for kind, number in dict(zip(kinds, range(len(kinds)), strict=True)).items():
         storage = NumberedStorage(table, number, kind_of("cpu", kind.dtype if kind.dtype.storage else None))
         likes[kind] = LazyTensor(storage, kind.dtype, kind.shape, kind.stride)
-    entries = Pairs(names, TensorColumn(table, list(map(likes.__getitem__, kinds))))
+    entries = Pairs([*names], TensorColumn(table, list(map(likes.__getitem__, kinds))), names)
     if broken is None:
         check_tiling(file, header)
     else:
@@ -137,12 +137,11 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
         root.attributes = Dict([("_metadata", node)])
 
 
-def _named_ties(metadata: dict[str, str], names: list[str]) -> dict[str, str]:
+def _named_ties(metadata: dict[str, str], names: dict[str, None]) -> dict[str, str]:
     """What notes of `save_model` say: a key that is not in the file -> the one whose tensor it is."""
     if not set(metadata) - {_NOTE, "format"}:
         return {}
-    there = set(names)
-    return {key: kept for key, kept in metadata.items() if kept in there and key not in there and key != _NOTE}
+    return {key: kept for key, kept in metadata.items() if kept in names and key not in names and key != _NOTE}
 
 
 def _perhaps_parts(tied: dict[str, str], note: dict[str, Any]) -> list[str]:
