@@ -37,6 +37,8 @@ _LITTLE = 0.6
 #: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
 _ORDERED = 0.75
 _MOST_COMPARED = 48
+#: Look-alikes of both sides of which each is compared with each.
+_FEW = 8
 #: Words for which norm of a block one is, in the order in which they are used.
 _PLACES = ("first", "second", "third")
 
@@ -302,7 +304,8 @@ class Orders:
         beginning. Each call makes at most one pair. Return whether it made one. The pair is a question if
         `_doubt_of_next` has one.
 
-        A first unit gets the source with the most similar name (`_most_similar`) if that is another one, as a question.
+        In a cell of at most eight units, a first unit gets the source with the most similar name (`_most_similar`) if
+        that is another one, as a question.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -316,9 +319,10 @@ class Orders:
                     continue
                 cell = self.cells.groups()[t.cell]
                 doubt = self._doubt_of_next(t, s, before, cell, targets)
-                if before == "edge" and (named := [u for u in cell[1] if u is not s and _most_similar(t, u, *cell)]):
+                few = cell[1] if before == "edge" and len(cell[0]) + len(cell[1]) <= _FEW else ()
+                if named := [u for u in few if u is not s and _most_similar(t, u, *cell)]:
                     labels = {id(t): 1, id(named[0]): 1}
-                    doubt = ask(Reason.SEVERAL_FIT, str(len(cell[1])))
+                    doubt = ask(Reason.SEVERAL_FIT, str(len(few)))
                     return self.cells.split(Evidence(Kind.SIMILAR_NAME), labels, mode="one", cells=[cell], doubt=doubt)
                 labels = {id(t): 1, id(s): 1}
                 return self.cells.split(Evidence(Kind.FOLLOWS, name), labels, mode="one", cells=[cell], doubt=doubt)
