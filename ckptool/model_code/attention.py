@@ -60,13 +60,16 @@ class Attention:
             self._go_on(call)
 
     def _note(self, role: str, key: str | None) -> None:
-        """Note the ROLE of the layer whose weight is KEY. It has none, "", if it has had another one before."""
+        """Note the ROLE of the layer whose weight is KEY. The role becomes "", and stays so, if the layer had another
+        one before. Nothing is noted if KEY is None.
+        """
         if key is not None:
             self.roles[key] = role if self.roles.get(key, role) == role else ""
 
     def _multiply(self, call: Call, one: Any, other: Any) -> None:
-        """Note that CALL multiplies the matrices ONE and OTHER: scores, if each is the output of one layer, and not of
-        the same; or values, if one of them is what a softmax made of scores.
+        """Note what CALL, the product of the tensors ONE and OTHER, shows. If one of them is what a softmax made of
+        scores, the other one is values: its layer gets the role "v". Else, if each is the output of a single layer, and
+        the two layers differ, the result is scores (`_scores`). Else nothing is noted.
         """
         if id(one) in self._weights or id(other) in self._weights:
             self._note("v", self._made_by(other if id(one) in self._weights else one))
@@ -79,7 +82,11 @@ class Attention:
             self._scores[id(call.result)] = _Scores((made[0] or "", made[1] or ""), owners)
 
     def _soften(self, call: Call) -> None:
-        """Note the roles of the two layers whose scores the softmax CALL takes: it adds up over the places of keys."""
+        """Note the roles of the two layers whose scores the softmax CALL takes: "k" for the layer whose places the
+        softmax adds up over, "q" for the other one; and note that the result is what a softmax made of scores. Nothing
+        is noted if CALL takes no scores, if its dimension is not given as a number, or if it is not known which of the
+        two layers has its places in that dimension.
+        """
         scores = self._scores.get(id(call.first))
         dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
         if scores is None or not isinstance(dim, int):
@@ -91,8 +98,9 @@ class Attention:
             self._weights.add(id(call.result))
 
     def _go_on(self, call: Call) -> None:
-        """Note that the result of CALL is scores, or what a softmax made of them, if one of its arguments is. They are
-        followed if CALL turns them, gives them other sizes, or changes them number by number (a factor, a mask).
+        """Note that the result of CALL is scores, if just one of its arguments is, and CALL turns their dimensions,
+        reshapes them, or keeps their sizes (a factor, a mask); and that it is what a softmax made of scores, if an
+        argument with as many elements is.
         """
         if any(id(t) in self._weights and t.numel() == call.result.numel() for t in call.tensors):
             self._weights.add(id(call.result))
@@ -123,8 +131,9 @@ def _of_einsum(call: Call) -> tuple[int | None, ...]:
 
 
 def _turned(call: Call, owners: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return OWNERS, a value for each dimension of the first argument of CALL, as CALL turns the dimensions; () if it
-    is called in a way that is not known. The same call is made with dimensions that their sizes tell apart.
+    """Return OWNERS, a value for each dimension of the first argument of CALL, in the order in which CALL turns the
+    dimensions; () if torch refuses the same call on a probe, a tensor of as many dimensions with sizes 0, 1, 2 …, by
+    which the order is found.
     """
     probe = torch.empty(tuple(range(len(owners))), device="meta")
     try:
@@ -135,9 +144,11 @@ def _turned(call: Call, owners: Sequence[int | None]) -> tuple[int | None, ...]:
 
 
 def _regrouped(owners: Sequence[int | None], before: Sequence[int], after: Sequence[int]) -> tuple[int | None, ...]:
-    """Return OWNERS, a value for each dimension of a tensor with the sizes BEFORE, for the sizes AFTER that the same
-    numbers get. Dimensions that become one have the value that all of them have (sizes of 1 aside), else None, and so
-    has each of those that one becomes.
+    """Return a value for each dimension of a tensor that is reshaped from the sizes BEFORE to AFTER. OWNERS has the
+    values of its dimensions before: (0, 1) becomes (0, 0, 1) from [6, 4] to [2, 3, 4].
+
+    Each run of dimensions of BEFORE (`_blocks`) gives its value to all dimensions of AFTER that it becomes; None if the
+    dimensions in it have unlike values. Of those in BEFORE, dimensions of size 1 do not count.
     """
     made: list[int | None] = []
     at = 0
@@ -149,7 +160,9 @@ def _regrouped(owners: Sequence[int | None], before: Sequence[int], after: Seque
 
 
 def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (how many of the sizes BEFORE, how many of AFTER) for the smallest runs of both with equal products."""
+    """Return a list of (how many of the sizes BEFORE, how many of AFTER) for the smallest runs of both with equal
+    products, in order: [(2, 1), (1, 1)] for [2, 3, 4] and [6, 4].
+    """
     found, i, j = [], 0, 0
     while i < len(before) or j < len(after):
         first, second = i, j

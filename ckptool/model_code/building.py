@@ -267,9 +267,9 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
     """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them; for an
     instance, its present values.
 
-    The model is built twice more, and of its parameters only those of KEYS keep memory: a new head on a big model costs
-    only the head. If that fails (its code looks at other values, or registers another number of parameters the second
-    time), it is built as a whole.
+    The model is built twice for this, and of its parameters only those of KEYS get memory: a new head on a big model
+    costs only the head. If that fails (its code looks at other values, or registers another number of parameters the
+    second time), or a key has no value then, it is built once more, as a whole.
     """
     try:
         model = _partly_real(source, set(keys))
@@ -391,8 +391,8 @@ _DRAWING = frozenset({torch.Tensor.normal_, torch.nn.init.normal_})
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside of MODEL, if that is a wrapper (DataParallel, DistributedDataParallel, torch.compile),
-    also inside of several; else MODEL.
+    """Return the model inside of MODEL, if MODEL is a wrapper (DataParallel, DistributedDataParallel, torch.compile),
+    or several, one in the other; else MODEL itself.
     """
     while True:
         inner = getattr(model, "_orig_mod", None)

@@ -54,8 +54,9 @@ class Call:
 
     @property
     def divided(self) -> int | None:
-        """Return the dimension, from 0, along which a call such as `chunk` or `split` divides its first argument; 0 if
-        it names none. None if the first argument is no tensor, or the dimension no number.
+        """Return the dimension, counted from 0, along which a call such as `chunk` or `split` divides its first
+        argument: 0 if the call names no dimension. None if the first argument is no tensor or has no dimensions, or if
+        the named dimension is no number.
         """
         dim = self.kwargs.get("dim", self.args[2] if len(self.args) > 2 else 0)
         ndim = getattr(self.first, "ndim", None)
@@ -124,7 +125,7 @@ def _gather(value: Any, found: list[Any]) -> None:
 
 def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:
     """Return which dimension of MATRIX the product CALL sums over, that of its inputs: -1 (the last) for `linear(x,
-    matrix)` and `matrix @ x`, -2 for `x @ matrix`. PLACE is the number of MATRIX among `CALL.values`.
+    matrix)` and `matrix @ x`, -2 for `x @ matrix`. PLACE is the index of MATRIX, from 0, in `CALL.values`.
 
     None if CALL is no product of two tensors, if it is an einsum, if MATRIX has fewer than two dimensions or is no
     factor (the bias of `addmm`), or if CALL sums over another dimension, or over several.

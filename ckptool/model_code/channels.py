@@ -24,8 +24,10 @@ class Channels:
     Args:
         buffers: keys of buffers, which are no weights.
     Attributes:
-        joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels.
-        places: key of a weight -> the place of its output among those of other layers that are concatenated with it.
+        joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels; of
+            several concatenations that it takes, those of the first.
+        places: key of a weight -> the place of its output, from 0, among those of other layers that are concatenated
+            with it, in the first such concatenation.
         bit: key of a weight -> the number of its bit in `before`, in the order in which weights are used.
         before: key of a weight -> the weights that its first input was computed from, as a set of bits.
     """
@@ -66,7 +68,9 @@ class Channels:
                 self._only_weights.add(id(call.result))
 
     def is_of_weights(self, tensor: object) -> bool:
-        """Return whether TENSOR was computed from weights alone."""
+        """Return whether TENSOR was computed from weights, or from weights and buffers, and from nothing else. False
+        for a weight itself.
+        """
         return id(tensor) in self._only_weights
 
     def _note_several(self, call: Call, behind: int) -> None:
@@ -125,8 +129,8 @@ class Channels:
         """Return the weights that TENSORS, the arguments of a call, are or were computed from, as a set of bits. KEYS
         has id of a parameter or buffer -> its key. Buffers do not count.
 
-        If one of TENSORS is data (no weight, and not computed from weights alone), also set `before` of the weights
-        that meet data here for the first time, to those that the data was computed from (`_note_before`).
+        If one of TENSORS is data (no weight or buffer, and not computed from these alone), also set `before` of the
+        weights that meet data here for the first time, to those that the data was computed from (`_note_before`).
         """
         data, own, meets = 0, 0, False
         for value in tensors:

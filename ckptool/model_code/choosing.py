@@ -141,16 +141,16 @@ def only_choice(
     The first of these decides: a usual name (`build_model` before `create_model`, …, `make`); a single instance; a
     single factory, if there is no instance; a single class that no other class uses, if there is neither. Else the
     candidates are the instances, or if there are none the factories, or else the classes that no other class uses. They
-    are built on the meta device, and the only one that can be built is taken, or the one that has most of WEIGHTS:
-    elements of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
+    are built on the meta device. If only one can be built, it is taken; else the one that has most of WEIGHTS: elements
+    of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
         kwargs: arguments for the class or factory.
     Raises:
         NotFound: there is no model.
-        Ambiguous: there are several, and none has more of WEIGHTS than all others. The message lists the best
-            candidates first.
+        Ambiguous: there are several candidates, and none can be built, or none has more of WEIGHTS than all others. The
+            message lists the best candidates first.
     """
     found = choices(module)
     for name in _FACTORIES:
@@ -248,7 +248,7 @@ def _none(module: Any, place: str) -> NotFound:
 
 def _made_in_main(module: Any) -> tuple[int, str] | None:
     """Return (line, name) of the first assignment `name = call(…)` under `if __name__ == "__main__":` in the file of
-    MODULE; None if there is none, or if it cannot be read.
+    MODULE; None if there is none, or if the file cannot be read.
     """
     try:
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))

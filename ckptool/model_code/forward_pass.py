@@ -237,9 +237,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def _name_computed(self, call: Call) -> None:
         """Note in `_stands_for` that the result of CALL, a matrix, stands for a parameter, and if it is transposed.
 
-        It does if it is computed from weights alone, number by number (`normalize(w)`, `w * 2`), and just one of these
-        weights has its sizes; or if it is a view of a matrix that stands for a parameter. Nothing is noted of other
-        results, such as views of a parameter itself, which have its key (`_name_views`).
+        It does if it is computed from weights alone, number by number (`normalize(w)`, `w * 2`), and those arguments of
+        CALL that have its sizes are, or stand for, one parameter; or if it is a view of a matrix that stands for a
+        parameter. Nothing is noted of other results, such as views of a parameter itself, which have its key
+        (`_name_views`).
         """
         result = call.result
         if not isinstance(result, torch.Tensor) or result.ndim != 2 or id(result) in self._keys:
@@ -258,7 +259,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._stands_for[id(result)] = known[0], known[1] != _turns(call)
 
     def _is_of_weights(self, tensor: Any) -> bool:
-        """Return whether TENSOR is a parameter, or computed from parameters alone."""
+        """Return whether TENSOR is a parameter, a view of one that has its key, or computed from parameters alone."""
         return id(tensor) in self._keys or self._channels.is_of_weights(tensor)
 
     def _see_parts(self, call: Call) -> None:
@@ -382,12 +383,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def _first_use(self, key: str, name: str, place: int, args: Any) -> None:
         """Add to `uses` the first use of the parameter KEY, by the function NAME with ARGS, as argument number PLACE.
 
-        These facts are set: `plus` and `times`, the number that NAME adds to it or multiplies it by (0 and 1 if NAME
-        does neither; None if NAME does so with no number), or, for the weight of a layer whose data was multiplied by a
-        number just before, that one, which has the same effect; `flattened` and `merged`, if NAME is `linear`, `addmm`
-        or `matmul`, and its data (the first argument, the second of `addmm`) is flattened; `pixels`, if the parameter
-        is the second argument of `linear` or `matmul` (`@`), and each row of the first one lists the numbers of a
-        patch.
+        These facts are set:
+
+        - `plus`: the number that NAME adds to the parameter; None if it adds something else, 0 if NAME does not add.
+        - `times`: the number that NAME multiplies the parameter by; None if it multiplies by something else. If NAME
+          does not multiply, it is 1; for the weight of a layer, the number that its data was multiplied by before.
+        - `flattened` and `merged`: how the data of `linear`, `addmm` or `matmul` (the first argument, of `addmm` the
+          second) is flattened; None if it is not, or if NAME is another function.
+        - `pixels`: only if the parameter is the second argument of `linear` or `matmul` (`@`), and each row of the
+          first one lists the numbers of a patch.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
@@ -443,8 +447,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
         If just one of the last two dimensions is in the result, that one is the outputs and the other one the inputs
         (`inputs_first`). If VALUE is the parameter itself, `dims` gets for each dimension "input" (it is not in the
-        result), "both" (it is in the result and in another tensor) or "output" (in the result only). The first notes
-        stay. Nothing is noted if the equation has no arrow, or no letter for each dimension of VALUE (`...`).
+        result), "both" (it is in the result and in another tensor) or "output" (it is in the result, and in no other
+        tensor). The first notes stay. Nothing is noted if the equation has no arrow, if it has no letter for each
+        dimension of VALUE (`...`), or if VALUE has fewer than two dimensions.
         """
         letters, others, result = _letters(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
@@ -460,7 +465,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note facts that the result of CALL, which has run, shows: how features are flattened, how fused projections
         are split, which tensors are multiplied by a number, which functions take rows of tables, shifts and scales,
         rotary embeddings, and which layer a batch norm follows. If CALL gives no single tensor, only how it splits a
-        projection, and rotary embeddings of neighbours (`_rotates_pairs`).
+        projection (`_divided`), and whether it cuts a tensor into two halves (`_pair_halves`).
         """
         self._rotates_pairs(call)
         if not isinstance(call.result, torch.Tensor):
@@ -551,7 +556,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         If one of these tensors is negated and computed from weights (`cat((-x2, x1))`), the kind is "half" for a
         concatenation, "interleaved" for a stack. If CALL concatenates, and one of them is computed from weights and is
         the difference of two scaled halves (`_turned_halves`), it is "half". The kind is noted in `rotary`, unless
-        there is one already, and in the facts of the matrices that made these tensors (`_rotates`).
+        there is one already, and in the facts of matrices (`_rotates`): with a negated tensor, of those that made any
+        of the tensors; with such a difference, only of those that made the difference.
         """
         if call.name in ("neg", "__neg__", "negative"):
             self._negated.add(id(call.result))
@@ -567,12 +573,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._rotates("half", part, 2 * part.shape[-1])
 
     def _divided(self, call: Call) -> None:
-        """Note in the `layout` of a linear layer how CALL, which returned several tensors, divides its output: "inside"
-        if the output was reshaped (`_reshaped`) and CALL cuts it along the last dimension; "block" if it was not, and
-        CALL cuts a dimension of as many elements as the layer has outputs, or is `unbind`. Blocks of one shape are also
-        noted as parts of the output, but not those of `unbind`. Nothing is noted if CALL takes no such output first.
+        """Note in the `layout` of a linear layer how CALL, which returned several tensors, divides the layer's output,
+        its first argument:
 
-        Convolutions get "block" if CALL cuts the channels of a map that they made, before anything mixed these.
+        - "inside", if the output was reshaped (`_reshaped`), and CALL cuts it along the last of its new dimensions;
+        - "block", if the output was not reshaped, and CALL is `unbind`, or cuts a dimension with as many elements as
+          the layer has outputs. Blocks of one shape are also noted as parts of the output, but not those of `unbind`.
+
+        Convolutions get "block" if CALL cuts the channels of a map that they made, before anything mixed these. Nothing
+        is noted for any other CALL. A layer keeps its first layout, but "grouped" becomes "inside".
         """
         if not isinstance(call.result, tuple | list):
             return
@@ -622,7 +631,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
         `_from` gets ("features", "nchw") for a convolution with a result of four dimensions; ("fused", (key, rows) of
         the weight) for a linear layer with a weight of the model; for another function, what `_after` makes of the note
-        about its first argument, if there is one.
+        about its first argument, if there is one. Dimensions that CALL flattens (`_merge`), and convolutions with a row
+        for each channel of the result (`_make_maps`), are noted, too.
         """
         key = self._keys.get(id(call.args[1])) if len(call.args) > 1 else None
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
@@ -642,9 +652,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._make_maps(call, first, key)
 
     def _make_maps(self, call: Call, first: torch.Tensor, key: str | None) -> None:
-        """Note which convolutions have a row for each channel of the map that CALL returned: the one that made it, of
-        the weight KEY; those of FIRST, its first argument, if CALL is a convolution of each channel alone, or a
-        function that keeps the sizes and mixes no channels.
+        """Note in `_maps_of` which convolutions have a row for each channel of the map that CALL returned. FIRST is the
+        first argument of CALL, KEY the weight that it takes, or None.
+
+        If CALL is a convolution with a weight of the model, it is that one (KEY), and if it convolves each channel
+        alone, also those of FIRST. Any other CALL that is no product and keeps the sizes of FIRST has those of FIRST.
+        Else nothing is noted.
         """
         before = self._maps_of.get(id(first), ())
         if call.name.startswith("conv") and key is not None:
@@ -729,12 +742,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return ("part", what) if call.name in _PLACES and call.result.numel() == first.numel() else None
 
     def _after_fused(self, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
-        """Return what the result of CALL is, whose first argument FIRST is the output of the linear layer WHAT, (key,
-        rows) of its weight: ("fused", WHAT) if it has the sizes of FIRST, or if CALL only adds or removes dimensions of
-        size 1; ("grouped", WHAT) if CALL reshapes FIRST to one dimension more; else None.
+        """Return what the result of CALL is. Its first argument, FIRST, is the output of the linear layer WHAT, (key,
+        rows) of its weight. The result is
 
-        Also note the layout of the projection: its new sizes, if CALL reshapes it to more dimensions (`_reshaped`);
-        "block", if CALL takes a part of it (`x[..., :n]`, `narrow`).
+        - ("fused", WHAT), if it has the sizes of FIRST, or if CALL only adds or removes dimensions of size 1;
+        - ("grouped", WHAT), if CALL reshapes FIRST to one dimension more;
+        - None, for any other CALL, and for a part of FIRST (`x[..., :n]`, `narrow`).
+
+        Also note the layout of the projection: "grouped" with its new sizes, if CALL reshapes it to more dimensions
+        (`_reshaped`); "block", if CALL takes a part of it.
         """
         if call.name in _ONES and call.result.numel() == first.numel():
             return "fused", what
@@ -863,7 +879,7 @@ def _number(name: str, args: Any, names: frozenset[str], nothing: float | None) 
 
 def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
     """Return whether, by its sizes, AFTER is BEFORE with neighbours [..., pairs, 2] moved into halves [..., 2, pairs].
-    BEFORE has at least four dimensions, and pairs is not 2.
+    False if BEFORE has fewer than four dimensions, or if there are just two pairs, which the sizes do not show.
 
     Then the function that rotates the halves afterwards does not show which elements of BEFORE are pairs.
     """

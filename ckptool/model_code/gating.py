@@ -38,10 +38,12 @@ class Gating:
     """Follows the output of each weight until it is multiplied with the output of another weight.
 
     Attributes:
-        roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied,
-            after an activation of one of them, the gate; that of "up" perhaps after further layers, too.
+        roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
+            Only that of "gate" goes through an activation before. Or that of "up" goes through further layers, whose
+            activations do not count, and the activation of "gate" is no sigmoid.
         halves: key of a weight -> which half of its output is the gate of the other half, and with which activation.
-        opens: the same as `roles`, where both go through an activation and only that of the gate is a sigmoid.
+        opens: the same as `roles` in two other cases: both go through an activation, and only that of "gate" is a
+            sigmoid; or "up" goes through further layers, and the activation of "gate" is a sigmoid.
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
@@ -183,7 +185,7 @@ class Gating:
     def _judge(self, one: Any, other: Any) -> None:
         """Note in `roles`, `opens` or `halves` which of ONE and OTHER, two tensors that are multiplied, is the gate
         (`_note_gate`): the only one that went through an activation, or, if both did, the only one whose activation is
-        a sigmoid (van den Oord et al., "WaveNet", 2016). It is no gate if both are sigmoids, or if both are other
+        a sigmoid (van den Oord et al., "WaveNet", 2016). Neither is a gate if both are sigmoids, or if both are other
         activations.
 
         If the value goes through further layers, their activations do not count: the gate is then the only one that
@@ -225,6 +227,7 @@ class Gating:
         If the two are halves of the output of one weight, `halves` gets the half that is the gate, its activation, and
         whether the other half goes through further layers (FAR). If they are the outputs of two weights, these get
         "gate" and "up": in `roles` if ALONE, else in `opens`, because recurrent cells multiply such layers as well.
+        ALONE is False if both went through an activation, or if a sigmoid multiplies what went through further layers.
         """
         for (key, half), (other, _) in counterparts:
             if other == key:

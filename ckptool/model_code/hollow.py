@@ -110,9 +110,12 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
 
     Functions of each element (`relu`), and those that change it in place, give their first argument itself,
     `grouped_mm` zeros with memory of their own. Besides these, pools, `linear`, convolutions without groups and
-    recurrent layers are known. The weight, or without one the first argument, has to be on a CPU with one element in
-    memory for all (all strides 0), and with a weight the numbers have to be floating point; `grouped_mm` takes any, and
-    weights of recurrent layers may be on the meta device. None if the sizes do not fit.
+    recurrent layers are known.
+
+    The weight, or without one the first argument, has to have two or more elements that share one in memory (all
+    strides 0), on a CPU (for pools on any device), and with a weight the numbers of the first argument have to be
+    floating point. `grouped_mm` takes any tensors, and weights of recurrent layers may be on the meta device. None if
+    the sizes do not fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):

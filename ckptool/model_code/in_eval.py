@@ -13,8 +13,8 @@ from ..garbage import all_kept
 
 @contextlib.contextmanager
 def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]:
-    """In this context, run forward passes of MODEL as in use: in eval mode (see `modes_kept`), without gradients,
-    warnings and garbage collection.
+    """Return a context in which forward passes of MODEL run as in use: in eval mode (see `modes_kept`), without
+    gradients, warnings and garbage collection. The context runs none itself.
 
     New tensors of code are made on DEVICE, if one is given. The layers of attention run step by step (without torch's
     fast path), so that each step is seen. Afterwards all of this is as before, and torch's random numbers on the CPU go
@@ -34,10 +34,10 @@ def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def modes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """In this context, MODEL is in eval mode. Afterwards each module is in its own mode again, also if only some were
-    in training mode: the statistics of some may have been frozen for a training.
+    """Return a context in which MODEL is in eval mode. Afterwards each module is in its own mode again, also if only
+    some were in training mode: the statistics of some may have been frozen for a training.
 
-    If no module is in training mode, nothing is changed.
+    If no module is in training mode at the beginning, nothing is changed.
     """
     training = [module for module in model.modules() if module.training]
     whole = model.training

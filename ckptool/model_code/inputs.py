@@ -143,7 +143,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
     """Return VALUE with a random tensor in place of each spec; other values in it stay as they are.
 
     Floating point and complex numbers are normal. Integers are from `low` to `high` - 1, where `high` counts as at
-    least 2 and `low` + 1; in a matrix of more than two different values, the highest is at the end of each row and
+    least 2 and `low` + 1; in a matrix with more than two possible values, the highest is at the end of each row and
     nowhere else, as the last token of a text. Booleans are all True, or all False if `high` is 1. On the meta device,
     tensors have no values.
 
@@ -260,8 +260,11 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
     For one argument, they are all its guesses (`inputs_for`). If the first two of several arguments have the same
     guesses, equal inputs for all arguments come first, one for each guess, and then at most 64 combinations of the
     first eight guesses of each; else there are at most 150 combinations of the first guesses of each (12 of two
-    arguments, 5 of three, 3 of four, 2 of more). If a name in WANTED is about edges of a graph, matrices of integers
-    for the other arguments are tried first as vectors: one number for each node or edge.
+    arguments, 5 of three, 3 of four, 2 of more).
+
+    If a name in WANTED is that of the edges of a graph (`edge_index`), and the first guess for another argument is a
+    matrix of integers, a vector of integers comes before: one for each edge if the name says so (`edge_type`), else one
+    for each node.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
@@ -293,11 +296,11 @@ class _Layers:
         tokens: the rows of each embedding.
         words: the rows of each embedding whose name does not say positions, types and the like.
         convolutions: (spatial dimensions, input channels) of up to four different convolutions: the one that is
-            registered first, those whose channels no other layer gives, the others. Channels are negative if
-            transposed.
-        widths: the different input widths of linear and recurrent layers: a recurrent one, or the one that is
-            registered first, then those that no other layer gives, then the others. If there are neither embeddings nor
-            convolutions, also the last two sizes of parameters with two or three dimensions.
+            registered first, those whose number of input channels is no layer's number of outputs, the others.
+            Channels are negative for a transposed convolution.
+        widths: the different input widths of linear and recurrent layers: that of the last recurrent layer, or, without
+            any, of the first linear one; then those that are no layer's number of outputs, then the others. If there
+            are neither embeddings nor convolutions, also the last two sizes of parameters with two or three dimensions.
         sides: (height, width) of pictures that suit the linear layers (see `_sides`).
         places: the lengths of the position tables (see `_places`).
     """
@@ -422,8 +425,8 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
     """Yield specs for the argument NAME of MODEL, the likeliest first: tokens (int64), pictures and vectors or
     sequences of them (float32). NAME says which of them come first ("input_ids", "image"); if it does not, tokens do
     for a model with embeddings and no convolutions, pictures for one with convolutions, vectors for others. Their sizes
-    are those of the model's layers, and of `config.image_size`, if it has that. Names of edges, lengths, labels and
-    times get such inputs before. The same spec may come twice.
+    are those of the model's layers, and of `config.image_size`, if it has that. If NAME is that of edges, an adjacency
+    matrix, lengths, labels or times, such inputs come before all others. The same spec may come twice.
 
     AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded,
     and names of masks, coordinates, numbers, vectors and sequences get such inputs first.

@@ -105,10 +105,11 @@ class SideBySide:
         self.layouts[key] = Layout("block") if first == size else Layout("inside", (size // first, step))
 
     def _note_channels(self, call: Call, data: list[Any]) -> None:
-        """Note in `_channels` which dimension of each result of CALL has the channels, and how many. For a layer or a
-        norm, its kind says this. For another function, it follows from the first tensor of DATA, the tensors in CALL
-        that are no weights, whose channels are known and seen in the sizes of the result (`_passed_on`). Nothing is
-        noted if there is none, or for other products, such as `matmul`.
+        """Note in `_channels` which dimension of each result of CALL has the channels, and how many. For `linear`,
+        `embedding`, `layer_norm`, `rms_norm`, `batch_norm` and convolutions, the function says this. For another
+        function, also for other norms, it follows from the first tensor of DATA, the tensors in CALL that are no
+        weights, whose channels are known and seen in the sizes of the result (`_passed_on`). Nothing is noted if there
+        is none, for other products, such as `matmul`, and for results with fewer than two dimensions.
         """
         results = call.result if isinstance(call.result, tuple | list) else [call.result]
         for one in results:

@@ -90,7 +90,7 @@ class Gate(NamedTuple):
 
     @property
     def is_sigmoid(self) -> bool:
-        """Return whether the activation is a sigmoid, as that of torch's `glu` is."""
+        """Return whether the activation is a sigmoid ("sigmoid", "hardsigmoid"), as that of torch's `glu` is."""
         return self.activation in ("sigmoid", "hardsigmoid", "glu")
 
 
@@ -180,15 +180,16 @@ class Facts:
         input: a number, the same for layers of which each took the same tensor (one object) last; None if that is not
             known.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
-        opens: the same for two layers that both go through an activation, if that of the gate is a sigmoid.
+        opens: "gate" or "up" like `beside_gate`, for two layers that both go through an activation, of which only that
+            of the gate is a sigmoid.
         added: the keys of the weights whose outputs the code adds to its output, as it is.
         attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
-        times: the number that the code multiplies it by before it is used, or the rows that it looks up in it, or the
-            input of the layer of which it is the weight, 1 for none; None if that is not known.
+        times: the number by which the code multiplies one of these: the weight before it is used, the rows that are
+            looked up in it, or the input of its layer; 1 for none, None if that is not known.
         rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them; ""
             if there is none.
         behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
@@ -235,7 +236,8 @@ class Facts:
     neighbours: Neighbours | None = None
 
     def under(self, names: Mapping[str, str]) -> Facts:
-        """Return these facts with the keys of other weights renamed by NAMES (old key -> new key).
+        """Return these facts with the keys of other weights in `joined`, `bypasses` and `behind` renamed by NAMES (old
+        key -> new key). Keys in `added` stay.
 
         A key that is not in NAMES stays in `joined` and `bypasses`, and becomes "" in `behind`.
         """

@@ -144,9 +144,11 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
     is None, guessed and then searched ones. Guesses with an input of more than 4 million elements are left out.
 
     Copies of the model without values are run, one after the other, and then the model itself if it has values and less
-    than 50 million elements; each for about 20 seconds at most, with 120 guesses (40 for the model itself). If no pass
-    ends, return what the pass that used most tensors shows (the first of several), without inputs, if it used nine
-    tenths of LIVE, the parameters and buffers; else nothing: `uses` is {}.
+    than 50 million elements; each for about 20 seconds at most, with 120 guesses (40 for the model itself). If the
+    model has values and less than a million elements, inputs are searched for only with the model itself.
+
+    If no pass ends, return what the pass that used most tensors shows (the first of several), without inputs, if it
+    used nine tenths of LIVE, the parameters and buffers; else nothing: `uses` is {}.
     """
     numbers = sum(t.numel() for t in live.values())
     small = numbers < _SMALL and not any(t.is_meta for t in live.values())

@@ -117,10 +117,11 @@ def _own_command_line(path: Path) -> Iterator[None]:
 
 def _import_in_package(path: Path) -> Any:
     """Import the file PATH, which is beside an `__init__.py`, as a module of that package, so that its relative imports
-    work, and return the module. The folder of the outermost package comes first in `sys.path` meanwhile.
+    work, and return the module. Folders around it belong to the package as long as each has an `__init__.py` and an
+    identifier as its name. The folder that holds the outermost of them comes first in `sys.path` meanwhile.
 
-    If a name on the way is no identifier, if PATH is the `__init__.py` of the outermost package, or if another package
-    of that name is imported already, it is imported alone (`_import_alone`).
+    PATH is imported alone (`_import_alone`) if its own name or that of its folder is no identifier, if it is the
+    `__init__.py` of the outermost package, or if another package of that package's name is imported already.
     """
     place = path.resolve()
     names = [] if place.stem == "__init__" else [place.stem]

@@ -16,8 +16,8 @@ package: `forms`, `matching`, `prove`.
                  a number or a name.
     unit         a module of the form with all its pieces: matching pairs units of the two sides (`matching`).
     pair         a unit of the target and a unit of the source, its partner. T and S are the two units of a pair.
-    cell         units of both sides that nothing tells apart yet. Matching splits cells; one that holds a unit of each
-                 side is a pair.
+    cell         units of both sides that nothing tells apart yet. Matching splits cells; a cell with just one unit of
+                 each side is a pair.
     look-alikes  units of equal shapes and kinds (`Unit.colour`), which only names, orders and neighbours tell apart.
     list         modules that are numbered: `h.0`, `h.1` …, or `conv1`, `conv2` ….
     block        a member of a list whose name is a number (`h.3`), with all that is in it. The block of a unit is the
@@ -331,7 +331,7 @@ def _replayed(
     source CKPT. The other arguments are as in `transfer`.
 
     A mapping for a family is first made one for this source (`apply_mapping`); tensors that the family does not know
-    are ignored. NUMBERS have an effect only then. AT takes the place of the path that the mapping has.
+    are ignored. NUMBERS have an effect only for a family. AT takes the place of the path that the mapping has.
     Raises:
         RuleError: its sizes or keys are not those of the model and the source, or its inverse would lose values.
         NotFound: a number that the family needs is missing.

@@ -74,7 +74,7 @@ class _Side:
 
     Attributes:
         signature: the side.
-        lengths: the numbers of blocks that the lists of this side have, long or not.
+        lengths: how many blocks each list of this side has, as a set, for long lists and others.
         first: long list -> the number of its first block.
         places: key -> where it is in the outermost long list around it; keys in no long list are left out.
     """

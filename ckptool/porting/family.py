@@ -116,7 +116,7 @@ class Family:
         Args:
             shapes: key -> sizes, for the file's tensors.
             invert: map in the opposite direction.
-            given: name -> number from the user, which is not computed.
+            given: name -> number from the user, which is used in place of the computed one.
             config: the contents of the configuration beside the file.
             leave: ignore tensors that the family does not know.
         Raises:

@@ -25,7 +25,8 @@ class Part:
         target, source: the paths of the units that were paired, in the common form.
         target_steps, source_steps: the names of the steps that brought the key's part, and its source, into this form.
         told: the evidence that told the unit of the model from its look-alikes, in the order in which it was found.
-        support: the rule that supports a pair made only by its shape, or an empty text.
+        support: the name of the rule that supports a pair made only by its shape; "" if there is none. If names that
+            exclude each other refused an earlier partner of the unit, the name of that rule.
     """
 
     target: str
@@ -75,23 +76,23 @@ class Entry:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return the sentences of the open questions of this entry, each once; for an unmapped key, why it has no
-        source.
+        """Return the sentences of the open questions of this entry, each once; () if none is open. For an unmapped key,
+        they say why it has no source.
         """
         return tuple(dict.fromkeys(map(str, still_open(self.questions))))
 
     @property
     def rivals(self) -> tuple[Expr, ...]:
-        """Return the options of the open questions of this entry, each once: other expressions for the key than its
-        own.
+        """Return the options of the open questions of this entry, each once, without the entry's own expression; () if
+        there are none.
         """
         options = dict.fromkeys(option for question in still_open(self.questions) for option in question.options)
         return tuple(option for option in options if option != self.expr)
 
     def asking(self, *questions: Question[Expr]) -> Entry:
-        """Return the entry with QUESTIONS added at the end of its questions. But if both a new question and one of its
-        questions with the same reason and names are open, that one gets the options of the new one instead. A question
-        that was added or changed has at most eight options.
+        """Return the entry with QUESTIONS added at the end of its questions. An open question is not added if the entry
+        has an open question with the same reason and names: the old question then gets the options of the new one as
+        well. Of a question that was added or changed, the first eight options are kept.
         """
         every = self.questions
         for question in questions:
@@ -202,8 +203,8 @@ class Mapping:
     @property
     def coverage(self) -> dict[str, list[int]]:
         """Return how much of the target is covered: {"keys": [covered keys, all keys], "parameters": [covered elements,
-        all elements]}. A key is covered if it is mapped or guessed, which keys that need no source are, too. Elements
-        of buffers count as well.
+        all elements]}. A key is covered if it is mapped or guessed; a key that needs no source is covered, too.
+        Elements of buffers count as well.
         """
         covered = [entry for entry in self.entries if entry.status != "unmapped"]
         return {
@@ -217,11 +218,12 @@ class Mapping:
         return all(entry.status == "mapped" for entry in self.entries)
 
     def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
-        """Return the guessed entries whose key matches none of the patterns GUESSES, and the unmapped entries whose key
-        matches none of the patterns GAPS, in their order; [] if all others are mapped.
+        """Return the entries that the user did not accept: the guessed ones whose key matches none of the patterns
+        GUESSES, and the unmapped ones whose key matches none of the patterns GAPS, in their order; [] if there are
+        none.
 
         A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all.
-        None in place of patterns, like [], accepts nothing: all guessed, or all unmapped, entries are returned.
+        None is the same as []: GUESSES=None returns all guessed entries, GAPS=None all unmapped ones.
 
         Raises:
             RuleError: a text in GUESSES or GAPS is no pattern.

@@ -146,7 +146,8 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line of the report: a key, or a module with all its keys, and its expression.
+    """One line of the report: a key, the same key in equal blocks (`h.{0..11}.fc.weight`), or a module with all its
+    keys, and the expression.
 
     Attributes:
         target, made: pattern of the keys, and of the expression for them.

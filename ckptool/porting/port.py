@@ -41,7 +41,8 @@ def port(
 ) -> Mapping:
     """Return the mapping from the source to the target: which tensor goes where, with an entry for each key of the
     target, in its order. Of 66 or more equal blocks on both sides, only the first 33, or a few more, are matched at
-    first, and the others are filled like them (see `equal_blocks`); if these differ in their results, all are matched.
+    first, and the others are filled like them (see `equal_blocks`). If the blocks that were matched do not have one
+    result, or the others cannot be filled like them (`carried`), all are matched.
 
     Args:
         source: the keys and shapes of the file.
@@ -105,8 +106,8 @@ class _Entries:
     Args:
         filling: the holes of the target with what fills them, or why nothing does.
         shapes: key -> sizes, of the source.
-        copied: key of a further copy of the model in the source -> key of the copy that was chosen. None of them can
-            fill a buffer.
+        copied: key of a further copy of the model in the source -> key of the copy that was chosen. Tensors of further
+            copies do not fill buffers.
     """
 
     def __init__(self, filling: Filling, shapes: dict[str, Shape], copied: dict[str, str]) -> None:
@@ -205,9 +206,10 @@ class _Entries:
         """Return an unused key of the source that seems to belong to a layer that ONE reads; None if there is none.
         LEFT has path of a module -> its unused keys.
 
-        The first key counts that seems to change a tensor that ONE reads (`_left_in`). If there is none: the last
-        unused key directly in such a layer whose sizes, without those of 1, are in GAPS, the sizes of unmapped keys of
-        ONE's module. The layers are looked at in the order in which ONE reads them.
+        The first of these that there is: a key that seems to change a tensor that ONE reads (`_left_in`); a factor of
+        an adapter of a matrix that ONE reads (`_low_rank_beside`); the last unused key directly in a layer that ONE
+        reads whose sizes, without those of 1, are in GAPS, the sizes of unmapped keys of ONE's module. For each, the
+        layers are looked at in the order in which ONE reads them.
         """
         layers = [key.rpartition(".") for key in one.sources]
         found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
@@ -219,12 +221,13 @@ class _Entries:
         return next((key for key in direct if squeezed(self._shapes[key]) in gaps), None)
 
     def _low_rank_beside(self, key: str, left: MappingOf[str, list[str]]) -> str | None:
-        """Return the first of two unused matrices that may adapt the source's matrix KEY; None if there are none. LEFT
-        has path of a module -> its unused keys.
+        """Return the key of one of two unused matrices that together may adapt the source's matrix KEY: the factor
+        [rank, inputs], the first of its rank. None if there are no two such matrices, or if KEY is no matrix. LEFT has
+        path of a module -> its unused keys.
 
-        The two are in the module around the layer of KEY and have one rank, at most half of the smaller size of KEY;
-        one reads as many channels as KEY, and the other gives as many, or a whole part of them. A model's own names
-        say no more of an adapter than that (`qkv.linear_a_q`, `qkv.linear_b_q` beside `qkv.qkv`).
+        KEY is [outputs, inputs]. The other factor is [rows, rank], where rows divides outputs. The rank is at most half
+        of the smaller size of KEY. Both are in the module around the layer of KEY, or in a module directly in that.
+        Names do not count: code may call them anything (`qkv.linear_a_q`, `qkv.linear_b_q` beside `qkv.qkv`).
         """
         shape = self._shapes[key]
         around = key.rpartition(".")[0].rpartition(".")[0]
@@ -308,14 +311,16 @@ class _Entries:
         return None
 
     def _entry(self, key: str) -> Entry:
-        """Return the entry for KEY, a key of the target. If all of its holes are filled, it has the expression made of
-        these, with their questions and evidence; questions about layout count as answered if the expression is a copy.
+        """Return the entry for KEY, a key of the target, by the first of these cases that fits:
 
-        If a hole is empty: a buffer that the model may compute (`_is_constant`) keeps the model's own value
-        (`default`), or is unmapped with the question COMPUTED_OR_READ, if an unused tensor of the source could fill it;
-        any other key is unmapped, with the reason as question. A key without an expression over holes that is tied to
-        another key gets the entry of that one; if that is unmapped and the source has KEY, KEY is unmapped without a
-        question. A counter gets the entry that `_counter` makes.
+        - KEY is tied to another key, and has no expression over holes of its own (`assembly`): the entry of that key.
+          But if that is unmapped and the source has KEY, KEY is unmapped without a question.
+        - KEY is a counter: the entry that `_counter` makes.
+        - A hole of KEY is empty: a buffer that the model may compute (`_is_constant`) keeps the model's own value
+          (`default`), but is unmapped with the question COMPUTED_OR_READ if an unused tensor of the source could fill
+          it. Any other key is unmapped, with the reason as question.
+        - All holes of KEY are filled: the expression made of what fills them, with the questions and evidence of the
+          holes. If the expression is a copy, questions about layout count as answered.
         """
         wanted = self._target.signature.entries[key]
         blank = Entry(key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)

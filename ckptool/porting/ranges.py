@@ -26,7 +26,7 @@ class Line:
         pattern, value: the left side and the right side; the value is None for a key under `left`.
         around: the texts of the pattern before, between and after its ranges.
         ranges: the numbers of each range, as a list of parts: {0..3,8} has two.
-        keys: how many keys it stands for; 1,000,001 if they are more.
+        keys: how many keys it stands for; 1,000,001 if they are more than 1,000,000.
         number: its line number in the file, counted from 1; 0 if not known.
     """
 

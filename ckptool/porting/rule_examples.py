@@ -88,7 +88,7 @@ def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
     tensors are parameters; else that of a file, in which it is not known what is a parameter.
 
     SIDE has `tensors` (key -> sizes). It may have `used` (the keys in the order of execution, without which it was not
-    traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value, which replace those from elsewhere),
+    traced), `known` (key -> attributes of `Entry`, with `facts` as name -> value; they replace those set by default),
     `sorted` (whether the order of the keys means nothing) and `rotary` (as in `Signature`). An assertion fails if
     `known` has a name that is no attribute.
     """

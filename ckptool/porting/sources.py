@@ -49,17 +49,21 @@ def match_signature(
 ) -> Mapping:
     """Return the mapping from SOURCE to TARGET, with an entry for each key of TARGET.
 
-    Of several state dicts (the 16 likeliest are tried), the one that fills most elements of the model is used; of
-    equals, first the one with a word of the model in its path (`_named_by_model`), then the one with the more usual
-    name ("model" before "ema"), then the first. If it has equals, and no such word, every entry with an expression
-    becomes a guess (`_one_of_several`). A note says if some were not tried. One without keys of SOURCE_CODE is skipped.
+    Of several state dicts (the 16 likeliest are tried; a note says if there are more), the one that fills most elements
+    of the model is used; of equals, first the one whose path names the model (`_named_by_model`), then the one with the
+    more usual name ("model" before "ema"), then the first. If others fill as much, and the path of the used one does
+    not name the model, every entry with an expression becomes a guess (`_one_of_several`). State dicts without keys of
+    SOURCE_CODE are skipped.
 
-    All state dicts count as one source together (`_all_together`, or joined as the shares of ranks) in these cases:
-    there are more than eight, and none has a "." or "/" in its keys, as each is one module; two to eight fill over 5 %
-    more of the model together than the best one alone (any more, if one of the others read has the name of a module of
-    the model); two to eight, of which none alone has keys of SOURCE_CODE. Without AT, tensors beside a state dict are
-    read as well, if that fills more (`_beside`). The mapping has the path of the state dict (`at`; of several together,
-    of the first) if AT is given or there are several.
+    All state dicts count as one source together (`_all_together`; shares of ranks may be joined) in three cases:
+
+      - there are more than eight, and none has a "." or "/" in its keys: each is one module;
+      - there are two to eight, and together they fill over 5 % more of the model than the best one alone (any more is
+        enough, if what is read beside the best one has the name of a module of the model, `_named_as_parts`);
+      - there are two to eight, and none alone has keys of SOURCE_CODE.
+
+    Without AT, tensors beside a state dict are read as well, if that fills more (`_beside`). The mapping has the path
+    of the state dict as its `at` (of several together, that of the first) if AT is given or there are several.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         target: the signature of a model.
@@ -126,9 +130,9 @@ _MOST_PARTS = 8
 
 
 def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
-    """Return one state dict for each dict of CKPT that directly holds one of the state dicts FOUND and also tensors of
-    its own of floating type, such as the mean of the data: with these tensors. Tensors with the name of a key of FOUND
-    are left out; [] if there are no others.
+    """Return a further state dict for each dict of CKPT that directly holds one of the state dicts FOUND and also
+    tensors of floating type, such as the mean of the data. The state dict has these tensors, without those that have
+    the name of a key in FOUND. A dict of which no tensor is left gives none.
     """
     taken = {key for weights in found for key in weights.tensors}
     made = []
@@ -142,9 +146,9 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _could_use(mapping: Mapping, beside: Sequence[StateDict]) -> bool:
-    """Return whether a tensor of the state dicts BESIDE may fill a key of MAPPING without an expression: both have the
-    same sizes in the same order, without sizes of 1. Counters of batch norms do not count; buffers that need no source
-    do.
+    """Return whether a tensor of the state dicts BESIDE may fill a key that has no expression in MAPPING: both have the
+    same sizes in the same order, without sizes of 1. Such keys are also buffers that need no source, but not counters
+    of batch norms.
     """
     sizes = {squeezed(tensor.shape) for weights in beside for tensor in weights.tensors.values()}
     return any(e.expr is None and not is_counter(e.target) and squeezed(e.shape) in sizes for e in mapping.entries)
@@ -169,10 +173,9 @@ def _all_together(
 
     The key `fc.weight` of the state dict at `nets/head` is matched as `nets.head.fc.weight` (as `nets/head/fc.weight`,
     if a name in any of the paths has a "/"), and is `nets/head/fc.weight` in the mapping; a key at the root stays.
-    If FOUND is one state dict and the dict that holds it, in this order (`_beside`), keys are matched without paths,
-    which they have in the mapping nevertheless. HINTS are for the names as they are matched. The mapping's `at` is the
-    path of the first. The other arguments are as in `match_signature`; SCALE is that of low-rank adapters, CODE is
-    SOURCE_CODE.
+    If FOUND is one state dict and then the dict that holds it (`_beside`), keys are matched without paths, but have
+    them in the mapping. HINTS are for the names as they are matched. The mapping's `at` is the path of the first. The
+    other arguments are as in `match_signature`; SCALE is that of low-rank adapters, CODE is SOURCE_CODE.
     """
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
@@ -290,12 +293,12 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     module, place in the order of execution, function, facts of the forward pass, whether it is trained. SIGNATURE as it
     is if CODE is None.
 
-    A key of the file is that of the code with the same name, also without wrappers, and with the same sizes. If fewer
-    than half of the code's keys have such a name, equal names below a prefix of the file count instead, if there are
-    any (`named_alike`). If fewer than half are found in either way, pairs that matching makes without a doubt count,
-    too (`port`); a key of the file that is only a part of the code's tensor, or is rearranged in it, then gets only its
-    place in the order of execution, its function and whether it is trained. The result counts as traced if CODE is, and
-    nine tenths of the keys of CODE were found.
+    A key of the file is that of the code with the same name, also without wrappers. If fewer than half of the code's
+    keys have such a name, equal names below a prefix of the file count instead, if there are any (`named_alike`). In
+    both ways, the sizes have to be equal, too. If fewer than half of the code's keys are found so, pairs that matching
+    makes without a doubt count as well (`port`); a key of the file that is only a part of the code's tensor, or is
+    rearranged in it, then gets only its place in the order of execution, its function and whether it is trained. The
+    result has the `rotary` of CODE. It counts as traced if CODE is, and nine tenths of the keys of CODE were found.
     Raises:
         NotFound: no key of the file is one of the code's.
     """
@@ -513,7 +516,7 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 
     Alpha is `lora_alpha`, or else `alpha`. The rank is `r`, `lora_r` or `lora_rank`, or `rank` in a dict whose name has
     "lora" or "peft"; it has to be above 0. Also None if that dict has other values for some layers (`rank_pattern`,
-    `alpha_pattern`), or numbers that no scale has (1e9 or more, NaN).
+    `alpha_pattern`), an alpha or a rank of 1e9 or more (or NaN), or a rank of 1e-9 or less.
     """
     for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):

@@ -17,7 +17,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A group of words that exclude one another, such as encoder and decoder.
+    """A group of words of which a name means one at most, such as encoder and decoder.
 
     Attributes:
         name: the name of the group.
@@ -135,11 +135,11 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Names that mean something only if one module has all of them, and no others.
+    """Names that mean something only if one module has all of them. Other names in the module do not matter.
 
     Attributes:
         words: name in small letters -> the word that it stands for.
-        modules: whether they may also be names of modules with a layer in them.
+        modules: whether they may also be names of modules with layers in them, and not of layers alone.
     """
 
     words: dict[str, str]
@@ -407,9 +407,9 @@ def label(group: Group, words: Sequence[str]) -> str | None:
     """Return the label in GROUP that WORDS, those of a path, mean: that of the phrase that ends last, and of several
     that of the longest. None if they mean none.
 
-    A phrase with the label "nothing" means none, and no phrase within it counts. A word of one letter before a number
-    ("v2") is no phrase alone. If the phrase ends in a number, and the words before it end in a phrase of as many
-    words or more, that counts instead: `self_attn2` is self-attention, whatever `attn2` means.
+    A phrase with the label "nothing" means none, and no phrase that ends within it counts. A word of one letter before
+    a number ("v2") is no phrase alone. If the phrase ends in a number, and the words before it end in a phrase of as
+    many words or more, that counts instead: `self_attn2` is self-attention, whatever `attn2` means.
     """
     return None if group.known.isdisjoint(words) else _label(group, tuple(words))
 

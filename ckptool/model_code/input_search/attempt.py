@@ -33,13 +33,14 @@ class Stop:
         error: the name of the error's class.
         furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls
             that differ in function or sizes.
-        name, args: the operation that failed, with its arguments. If the model's own code failed, `name` is "" and
-            `args` are those of the operation before.
+        name, args: the operation that failed, with its arguments (by position, by name). If the model's own code
+            failed, `name` is "" and `args` are those of the operation before.
         blamed: places of the inputs that these arguments come from; first those that came there without weights.
-        picked: place of an input from which single elements were taken -> how many it has to have.
+        picked: place of an input from which single elements were taken (`x[2]`) -> how many it has to have at least:
+            one more than the largest index, and 2 or more; 3 if the input was taken apart (`a, b = x`).
         asked: place of an input from which an entry was taken by name -> the name.
         touched: places of the inputs that were used.
-        whole: place of an input that is itself one of `args` -> its place there.
+        whole: place of an input that is itself one of `args`, also inside of a list -> its place among them.
     """
 
     message: str

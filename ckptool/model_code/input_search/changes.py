@@ -158,7 +158,8 @@ def deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
     """Return the input ONE with a second dimension of 4 put in, if an operation needs more dimensions than a tensor
     has; else ONE.
 
-    RANK is (dimensions that the tensor has, dimensions that the operation needs).
+    RANK is (dimensions that the tensor has, dimensions that the operation needs), -1 for a number that is not known:
+    then ONE is returned.
     """
     return replace(one, shape=(*one.shape[:1], 4, *one.shape[1:])) if 0 < rank[0] < rank[1] else one
 

@@ -30,10 +30,11 @@ class SizesSeen:
         """Yield inputs like SPEC with one size of one input changed, so that the operation where the try STOP of SPEC
         failed gets the size that it needs; and, when all are taken, remember SPEC for later calls.
 
-        The new size is on the line through SPEC and one of the last twelve tries that stopped at this operation,
-        equally far, with the same need, and that differ from SPEC in one size of one input; it is rounded down, and
-        then up. Only the first way to read the error counts (`wanted_sizes`). Nothing is yielded without such a try.
-        Nothing is yielded or remembered if no operation on two tensors failed over a size.
+        The new size is on the line through SPEC and an earlier try; it is rounded down, and then up. Each of the last
+        twelve earlier tries counts that stopped at this operation, equally far in the model, with the same size needed,
+        if it differs from SPEC in one size of one input, and gave another size at the operation. Only the first way to
+        read the error counts (`wanted_sizes`). Nothing is yielded without such a try. Nothing is yielded or remembered
+        if no operation on two tensors failed over a size.
         """
         args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
         if not stop.name or len(args) < 2:

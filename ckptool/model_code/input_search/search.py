@@ -240,8 +240,8 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
     """Yield the first inputs of MODEL to try, in this order: all arguments annotated as tensors (see
     `_said_to_be_tensors`); the first guess (`guess_inputs`) for each combination of names, element types and numbers of
     dimensions, up to 12 combinations, and right after one of several matrices of integers alone also one of vectors;
-    vectors [2, 12] and sequences [2, 12, 16] for all arguments that need a value; and if there is only `*args`, five
-    equal inputs and one.
+    vectors [2, 12] and sequences [2, 12, 16] for all arguments that need a value; and if there is only `*args`, for
+    each of the first three guesses of one input: five equal inputs, and one.
     """
     kinds = set()
     yield from _said_to_be_tensors(model)

@@ -74,9 +74,10 @@ def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]
 
 
 def _in_steps(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
-    """Yield SPECS, several inputs of the try STOP, with four steps in time for each: a second dimension. They are
-    yielded if STOP failed in a layer that takes vectors, and got vectors as long as two or more of them: code then put
-    one of each input beside the others, step by step.
+    """Yield once SPECS, the inputs of the try STOP, with four steps in time for each: a second dimension of 4. Nothing
+    is yielded for a single input, or unless STOP failed in `linear` or `layer_norm` with vectors that are n times as
+    long as the layer takes, n from 2 to the number of inputs. Code then concatenated n inputs that it takes step by
+    step.
     """
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     if len(specs) > 1 and len(args) > 1 and stop.name in ("linear", "layer_norm") and args[0].ndim and args[1].ndim:

@@ -18,10 +18,10 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "bmm", "baddbmm"})
 
 
 def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
-    """Return (number of dimensions that a tensor has, number that it needs), different ones, for each way to read the
-    error of STOP: [(3, 4)] for "expected 4D input, got 3D". -1 stands for a number that the error does not say: (-1, 3)
-    says only what is needed, (-1, -1) only that it is more. Where both are known, they differ. [] if the error is not
-    about dimensions.
+    """Return (number of dimensions that a tensor has, number that it needs) for each way to read the error of STOP,
+    each once: [(3, 4)] for "expected 4D input, got 3D". -1 stands for a number that the error does not say: (-1, 3)
+    says only what is needed, (-1, -1) only that it is more. If both numbers are known, they differ. [] if the error is
+    not about dimensions.
     """
     said = stop.message
     args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
@@ -77,8 +77,8 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
 
 def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:
     """Return (size that a tensor has, size that it needs), different and above 0, for each way to read the error of
-    STOP; [] if there is none. What the sizes of X and WEIGHT say comes before what the message says. If it is open
-    which of two sizes is needed, both ways are returned, one after the other.
+    STOP, each once; [] if there is none. Pairs that the sizes of X and WEIGHT show come before those that the message
+    of the error says. If it is open which of the two tensors is wrong, both (a, b) and (b, a) are there.
 
     X and WEIGHT are the first two tensors of the operation that failed, or None.
     """

@@ -142,8 +142,9 @@ class _Module:
 
     def _standard(self, nested: bool, computes: bool) -> list[str]:
         """Return the lines that import from Python's library, with an empty line behind them; [] if there are none.
-        `re` is imported if the mapping has unused keys, for `LEFT_BEHIND`. NESTED: the module flattens dicts
-        (`_FLAT_HELPER`); COMPUTES: it computes in float32 (`IN_FLOAT32`).
+        `functools` and `Callable` are for a module that computes in float32 (COMPUTES, `IN_FLOAT32`), `Iterator` for
+        one that flattens dicts (NESTED, `_FLAT_HELPER`), `Any` for both, and `re` is for `LEFT_BEHIND`, if the mapping
+        has unused keys.
         """
         lines = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
         if computes or nested:
@@ -265,11 +266,14 @@ class _Module:
 
     def _group(self, some: Sequence[_Templated], names: Sequence[str], indent: int) -> Iterator[str]:
         """Yield the lines of SOME, a group of `_tables`, indented by INDENT. NAMES are the variables of the loop around
-        them. The `names` of a step are the ends that its keys have on both sides, such as "weight" and "bias".
+        them. The `names` of a step are the ends that its keys have on both sides, such as "weight" and "bias". The
+        first of these that fits:
 
-        If the first step has an operation and several `names`, they are a loop over these names with the lines of each
-        step in it. Else, if there are three or more steps (copies then), they are a loop over a table of the ends of
-        their keys on both sides (`_apart`), with one copy in it. Else they are the lines of each step.
+        - If the first step has an operation and several `names`: a loop over these names, with the lines of each step
+          in it.
+        - If there are three or more steps (copies then): a loop over a table of the ends of their keys on both sides
+          (`_apart`), with one copy in it.
+        - Else the lines of each step (`_step`), one after the other.
         """
         step = some[0][0]
         if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
@@ -428,9 +432,9 @@ def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
     """Return the `for` lines that begin LOOP, without indentation, the outermost first; [] if LOOP has no numbers.
     NAMES are its variables.
 
-    One variable has a line alone. Several numbers of the target have a line each if all their combinations are there,
-    or if they are two and the lines of `_heads_of_counts` fit. Else, and for a table of both sides, one line runs over
-    all rows.
+    One variable has a line alone. Several numbers of the target have a line each if all their combinations are there.
+    Two of them also have two lines if the second runs from 0 up to a count for each value of the first
+    (`_heads_of_counts`). Else, and for a table of both sides with several variables, one line runs over all rows.
     """
     rows = loop.rows
     if not rows:

@@ -101,7 +101,9 @@ def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
 
 
 def _places(x: Expr) -> tuple[int, ...]:
-    """Return which parameters of X are indices into a tensor, by their places."""
+    """Return which parameters of X are indices into a tensor, by their places: those of `select` and `slice`; () for
+    other operations.
+    """
     return {"select": (1,), "slice": (1, 2)}.get(x.op, ())
 
 
@@ -114,7 +116,7 @@ def _keys(x: Expr) -> list[str]:
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Step]:
-    """Return the steps for ENTRIES that have a source, and for counters without one, which are zeros. Other entries are
+    """Return the steps for ENTRIES that have an expression, and for counters without one, which are zeros. Others are
     left out. A step is at the place of its first entry. A guess has a comment for each of its doubts.
 
     Entries that differ only in the end of their keys, behind the last number, become one step with several names, if
@@ -288,7 +290,7 @@ def _over_table(first: Step, rows: Sequence[Numbers], varying: Sequence[int]) ->
 
 
 def _variable(at: int, of: int) -> tuple[int, Numbers]:
-    """Return (constant, factors) of the variable AT of a loop with OF variables."""
+    """Return (constant, factors) of the variable AT of a loop with OF variables: (0, (0, 1)) for 1 of 2."""
     return 0, tuple(int(at == k) for k in range(of))
 
 

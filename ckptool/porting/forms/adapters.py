@@ -120,9 +120,9 @@ def _without_wrapper(canon: Canon, base: _Path) -> None:
 def _base_of(source: Canon, base: _Path) -> Name | None:
     """Return the name of the weight that the adapter at the path BASE adapts: the weight of the module BASE, if it has
     one. Else the last component of BASE has to spell the path of the weight with "_" for dots: `lora_unet_down_0` for
-    `down.0`. Its first word is one of the vocabulary's (`lora`); one to three words are skipped. The weight with just
-    this path counts, or else the only one whose path ends with it; the fewest skipped words with which there is one
-    count.
+    `down.0`. Its first word is one of the vocabulary's (`lora`); one to three words are skipped. If there are weights
+    with just such a path, the one with the fewest skipped words counts. Else the weight counts that is the only one
+    whose path ends in this way, again with the fewest skipped words.
 
     None if there is no such weight. Weights with less than two dimensions are left out, but for that of BASE itself.
     """
@@ -234,12 +234,12 @@ def _along_rows(magnitude: Piece, weight: Piece) -> bool:
 def _product(
     w: Expr, a: Expr, b: Expr, *more: Expr, scale: float, turned: bool, alpha: object, magnitude: Piece | None
 ) -> Expr:
-    """Return the expression of the weight W plus SCALE times the product B A of the factors of an adapter. If TURNED, W
-    is transposed before that, and the sum is transposed back.
+    """Return the expression of the weight W plus SCALE times the product B A of the factors of an adapter.
 
     MORE has the expression of alpha, if ALPHA is not None, and then that of the magnitudes, if MAGNITUDE is not None.
     With alpha, alpha / rank is used in place of SCALE; with magnitudes, the sum is scaled to have them as the norms of
-    its rows, or of its columns if they are [1, columns] (`weight_norm`).
+    its rows, or of its columns if they are [1, columns] (`weight_norm`). If TURNED, W is transposed before all this,
+    and the result is transposed back.
     """
     rest = list(more)
     w = ex.transpose(w) if turned else w

@@ -24,7 +24,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
     the role "bias". A bias for which no matrix is found stays. A matrix gets one bias at most, and none if it has one.
 
     The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n], as in
-    x @ W + b. It is not transposed if the code shows its layout and its rows are as many as these values.
+    x @ W + b; in the second case not if the code shows the layout of the matrix and its rows are as many as the values.
 
     If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed, too, where it
     has the bias of a sum of several layers inside of one of these layers (`_part_of_sum`).
@@ -105,7 +105,7 @@ def _of_several(bias: Piece, fitting: list[Piece], layers: _Layers) -> Piece | N
 
 
 def _used_before(bias: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return [the one of MATRICES that is used last before BIAS]; [] if it is not known when they are used."""
+    """Return [the one of MATRICES that is used last before BIAS]; [] if none is known to be used before it."""
     before = [m for m in matrices if m.used is not None and bias.used is not None and m.used < bias.used]
     return sorted(before, key=lambda m: m.used or 0)[-1:]
 
@@ -252,7 +252,7 @@ def _lone_biases(canon: Canon) -> list[Piece]:
 
 
 def _is_called_bias(piece: Piece) -> bool:
-    """Return whether PIECE has a word for a bias in its name, or is called `b`, or its list is."""
+    """Return whether PIECE has a word for a bias in its name or as its role, or is called `b`, or its list is."""
     return not {"bias", "biases", "intercept"}.isdisjoint((*piece.words, piece.role)) or own_name(piece.path) == "b"
 
 
@@ -288,7 +288,7 @@ def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
 
 def divide_biases(canon: Canon) -> None:
     """Split each bias of a fused projection whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …) into
-    one bias for each matrix (`_owners`), if their rows are as many as the bias has values.
+    one bias for each matrix (`_owners`), if all these matrices together have as many rows as the bias has values.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and len(p.shape) == 1]:
         owners = _owners(canon, piece)

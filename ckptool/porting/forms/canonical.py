@@ -169,10 +169,10 @@ def _roles(
 
 
 def _norms_before(split: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Return key -> new place in the state dict, for the tensors of each module called `norm` that comes after a module
-    called `fn` in the same module: directly before the first tensor of `fn`, in their order. Other keys are left out.
-    Code that wraps a function so normalizes the input of the function, but registers the function first. SPLIT has
-    key -> path with the last component, in the order of the state dict.
+    """Return key -> new place in the state dict, for the tensors directly in a module called `norm` that comes after a
+    module called `fn` in the same module: directly before the first tensor of `fn`, in the order that they have. Other
+    keys are left out. Code that wraps a function so normalizes the input of the function, but registers the function
+    first. SPLIT has key -> path with the last component, in the order of the state dict.
     """
     first: dict[tuple[str, ...], int] = {}
     for place, path in enumerate(split.values()):
@@ -247,9 +247,9 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of the module in another key of the tensor KEY (the component before the last), if they say
-    which kind of embedding it is (word, position), and WORDS, those of its own key, do not. The first such key in
-    ALIASES counts, which has key -> the keys that are tied to it. () if there is none, or if WORDS say it.
+    """Return the words of the module of the tensor KEY by another of its keys (those of the component before the last),
+    if these words say which kind of embedding it is (word, position), and WORDS, those by KEY itself, do not. The first
+    such key in ALIASES counts, which has key -> the keys that are tied to it. () if there is none, or if WORDS say it.
     """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
@@ -318,8 +318,8 @@ def _counted_from_one(
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
     """Return (path of a module with `{}` for its numbers, name without number), for names in a module that count from
-    1: the module has this name with 2, and not with 0. In an equal module, a 0 of this name is then an extra layer, and
-    its numbers are not to be raised. SIBLINGS has path of a module -> names in it.
+    1: the module has this name with 2, and not with 0 (`norm1`, `norm2`). If an equal module also has a `norm0`, that
+    is an extra layer, and the numbers of `norm` are not to be raised. SIBLINGS has path of a module -> names in it.
 
     A single layer, 1, does not show it: the layer before it may be missing.
     """

@@ -36,8 +36,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     first in the order of the vocabulary's `copies` (`_preference`).
 
     Such modules of which one is called an encoder and another a decoder, or of which some are called so and others are
-    not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are to be
-    left out, if another of the modules is called neither, and no module of TARGET is called encoder or decoder.
+    not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are in the
+    second, if another of the modules is called neither, and no name in the keys of TARGET means encoder or decoder.
     """
     below = _below(source)
     sizes = _Sizes(source, target)
@@ -114,8 +114,8 @@ def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
     by NAMES, those of the modules of the target.
 
     One of these is enough: MEMBERS are all gates of a recurrent cell; NAMES has exactly one of MEMBERS that is neither
-    a word for a copy (`ema`) nor one without a meaning (`model`); MEMBERS mean different things (`encoder`,
-    `decoder`), or only some of them mean one, and some name in NAMES means one of these.
+    a word for a copy (`ema`) nor one without a meaning (`model`); MEMBERS do not all mean the same (`encoder` and
+    `decoder`, or `encoder` and a name without a meaning), and some name in NAMES means what one of MEMBERS means.
     """
     if are_gates(members) or len((set(names) - {*table().copies, *table().empty}).intersection(members)) == 1:
         return True
@@ -238,7 +238,7 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
 
 def _contents(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, bytes]:
     """Return key -> digest of all bytes of its tensor, for those of KEYS whose tensor has the same sizes, type and
-    first 64 bytes as that of another of KEYS. Equal digests mean equal tensors. Other keys are left out.
+    first 64 bytes as that of another of KEYS. Equal digests mean equal bytes. Other keys are left out.
     """
     alike: dict[object, list[str]] = defaultdict(list)
     for key in keys:
@@ -284,9 +284,9 @@ def _of_tables(
     content: Mapping[str, bytes],
     repeated: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return key -> the key of a tensor with the same bytes and sizes, for tensors of layers of two or more tensors.
-    The second tensor is alone in its module, before or after the layer: the output layer `decoder.weight`,
-    `decoder.bias` has the matrix of the table `embed.weight`.
+    """Return key in a layer of two or more tensors -> key of a tensor with the same bytes and sizes that is alone in
+    its module, before or after the layer: `decoder.weight` -> `embed.weight`, if the output layer `decoder.weight`,
+    `decoder.bias` has the matrix of the table `embed`.
 
     A matrix or kernel counts if its values are not all equal (`_tells`). A vector, such as the bias, counts only if its
     values are not all equal and another tensor of its layer is known to repeat one, here or in REPEATED. REPEATED has
@@ -343,9 +343,9 @@ def _varies(tensor: LazyTensor) -> bool:
 
 
 def called_as_in(source: Signature, target: Signature) -> Signature:
-    """Return SOURCE in which a tensor that one block holds under two keys has as its own key the one that TARGET has,
-    too. In SOURCE, the later keys of such a tensor are tied to its first key; in the result, the later key that TARGET
-    has is tied to none, and the other keys of the tensor are tied to it.
+    """Return SOURCE in which, of two keys under which a block holds one tensor, the key that TARGET has, too, is that
+    tensor's own key. In SOURCE, the later keys of such a tensor are tied to its first key; in the result, the later
+    key that TARGET has is tied to none, and the other keys of the tensor are tied to it.
 
     This is done for two keys in one block (`_in_one_block`) if TARGET has a tensor of this size with the last three
     components of the later key, and none with those of the first key. Code may register a norm as a part of the block,

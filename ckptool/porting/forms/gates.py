@@ -34,7 +34,8 @@ def join_gates(source: Canon, target: Canon) -> None:
     """Join, on both sides, the layers of single gates of each recurrent cell, known by their names (`W_xi`, `W_hi`),
     into one `weight_ih` and one `weight_hh`, with their biases (`_join`). A side joins all its cells if the other side
     has a tensor with the role `weight_ih`; else only those cells for which the other side has one weight with the sizes
-    of all gates together, over the concatenated input and hidden state.
+    of all gates together, over the concatenated input and hidden state. The source comes first, and what it has then
+    counts for the target.
 
     Before that, matrices of several gates that are named by their letters (`W_iou`) are split (`_divide_letters`); if
     any were split, and both sides then have a layer for each gate, both sides join all their cells. A side that joins
@@ -88,8 +89,8 @@ def _name_apart(one: Canon) -> None:
 def _numbered_alike(pieces: Sequence[Piece]) -> list[dict[Name, _Path]]:
     """Return PIECES in groups, one for each combination of sizes and of the numbers in the last component of the path;
     tensors with less than two dimensions are left out. A group is name of a piece -> the words of that component,
-    without numbers and without words for a layer (`_of_kind`): `convz1` and `convr1` of one size are a group, with
-    ("z",) and ("r",).
+    without numbers and without words that say no more than "layer" (`_NOISE`). Of a word such as "convz", only the
+    letter is there (`_of_kind`): `convz1` and `convr1` of one size are a group, with ("z",) and ("r",).
     """
     rows: dict[tuple[Shape, _Path], dict[Name, _Path]] = defaultdict(dict)
     for piece in [p for p in pieces if len(p.shape) > 1]:
@@ -142,8 +143,8 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
     input and for the hidden state (`_spelled_gates`). Return whether any matrix was split.
 
     Matrices of one gate in such a module stay whole, but get names of this kind. A vector of the module that is named
-    as the bias of all gates (`bias_ifgo`) is split, too, if it has a value for each row of all gates. Nothing is split
-    in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
+    as the bias of all gates (`bias_ifgo`) is split, too (`b_i`, `b_f` …), if it has a value for each row of all gates.
+    Nothing is split in a module if OTHER has a weight with the sizes of a matrix of several gates in it.
     """
     theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
     found = False
@@ -186,8 +187,9 @@ def _spelled_gates(matrices: Sequence[Piece], cell: RecurrentCell, theirs: set[S
 
 
 def _spelled_after_bias(tokens: tuple[str, ...], cell: RecurrentCell) -> tuple[str, ...]:
-    """Return the gates of CELL in the order in which the name of a bias spells their letters, () if it does not spell
-    all of them. TOKENS are the words of its name: ("bias", "ifgo").
+    """Return the gates of CELL in the order in which the name of a bias spells their letters. TOKENS are the words of
+    the name: ("bias", "ifgo") gives ("i", "f", "g", "o"). () if the name is not a word for a bias and one word that
+    spells each gate exactly once.
     """
     gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
     return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
@@ -285,8 +287,9 @@ def _tokens(components: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _two_letters(words: _Path) -> _Path:
-    """Return the two letters of a name that has no more than these, behind an optional letter for a weight, "w" or "u":
-    ("x", "i") for `xi`, `W_xi` and `Wxi`, ("h", "i") for `U_hi`. () for other names. WORDS are the words of the name.
+    """Return the two letters of a name that has no more than these: ("x", "i") for `xi`. A "w" or "u" for a weight may
+    be before them, as a word of its own (`W_xi`, `U_hi`); "w" also without a separator (`Wxi`). () for other names.
+    WORDS are the words of the name.
     """
     if words[:1] in (("w",), ("u",)):
         words = words[1:]
@@ -302,8 +305,8 @@ def _alone(words: _Path) -> _Path:
 
 def _u_and_v(words: _Path) -> _Path:
     """Return WORDS with a word for the input in place of "u", and one for the hidden state in place of "v" (`U_i`,
-    `V_i`); () if they do not begin with one of the two. This is no reading where a name beside them begins with "w":
-    then "u" stands for the hidden state.
+    `V_i`); () if they do not begin with one of the two. `_join_scope` does not use this reading where a name beside
+    them begins with "w": then "u" stands for the hidden state.
     """
     side = {"u": "ih", "v": "hh"}.get(words[0] if words else "")
     return (side, *words[1:]) if side else ()
@@ -375,12 +378,13 @@ def _halves(piece: Piece, *, asked: bool) -> dict[str, tuple[Piece, Callable[[Ex
 
 def _join(one: Canon, scope: _Path, cell: RecurrentCell, held: _Held, pieces: list[Piece], depth: int) -> None:
     """Replace the matrices of a recurrent cell, and their biases, by `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in
-    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order. Vectors beside the matrices that
-    are biases by name, one for each gate, become `bias_ih`. Nothing is done if the sizes are not those of one cell
-    (`_in_torch_layout`).
+    the module SCOPE ("cell" if it is the outermost), with the gates in torch's order. Vectors among PIECES that are
+    biases by name, one for each gate, become `bias_ih`; if a gate has none, all of them stay. Nothing is done if the
+    sizes are not those of one cell (`_in_torch_layout`).
 
-    If all matrices are square and of one size, and the first is an `nn.Parameter` of its own (`is_bare`), all of them
-    may have inputs first: the new pieces have a question about it, unless the code shows it for each matrix.
+    If all matrices are square and of one size, and the matrix of the first gate on the input is an `nn.Parameter` of
+    its own (`is_bare`), all of them may have inputs first: the new matrices and the biases of the old ones have a
+    question about it, unless the code shows it for each matrix.
 
     Args:
         one: the side.
@@ -454,8 +458,8 @@ def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsur
 
 
 def _asked_of(gates: Sequence[Piece]) -> tuple[Question[Expr], ...]:
-    """Return the questions of GATES, each once, about the matrix that they become. Its option is the matrix of their
-    options, if each of GATES has one.
+    """Return the questions of GATES, each once, about the one matrix that GATES become. If each of GATES has an option
+    of a question, its only option is now these options, concatenated by rows; else it has none.
     """
     found = []
     for question in dict.fromkeys(q.about() for p in gates for q in p.questions):
@@ -532,9 +536,10 @@ def _cell_of(hh: Piece) -> RecurrentCell | None:
 
 
 def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> None:
-    """Replace PIECE, a tensor of ONE with the rows of all gates of CELL, by NEW, which has the gates in torch's order:
-    they are moved if the code shows another order for PIECE. If the code shows no order, the rows stay as they are, and
-    NEW gets a question; on the source, the rows from the other usual order (`CELL.other`) are its option.
+    """Replace PIECE, a tensor of ONE with the rows of all gates of CELL, by NEW, with the gates in torch's order. If
+    the code shows the order of these gates for PIECE, the rows are moved, where it is not torch's, and nothing is
+    asked. If it does not show it, the rows stay as they are, and NEW gets a question; on the source, the rows taken
+    from the other usual order (`CELL.other`) are its option, on the target it has none.
     """
     rows, have = piece.shape[0], piece.entry.facts.gates
     if sorted(have) != sorted(cell.gates):

@@ -64,9 +64,10 @@ def flat_vectors(one: Canon, other: Canon) -> None:
     """Flatten biases [heads, width] of ONE, which a relative attention adds to its queries (Dai et al.,
     "Transformer-XL", 2019), to the vectors that OTHER has.
 
-    A bias is a tensor with a name such as `q_bias` (`_is_bias`). This is done for all bare matrices of ONE (`is_bare`:
-    an `nn.Parameter` that is no weight of a layer) of one size, if just as many biases of ONE have this size, OTHER has
-    no bias of this size, and OTHER has more biases of the flat size than ONE, by at least the number of these matrices.
+    All bare matrices of ONE (`is_bare`: an `nn.Parameter` that is no weight of a layer) of one size, with both
+    dimensions above 1, are flattened if just as many biases of ONE have this size, OTHER has no bias of this size, and
+    OTHER has more biases of the flat size than ONE, by at least the number of these matrices. A bias is here a tensor
+    with a name such as `q_bias` (`_is_bias`).
     """
     own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
@@ -103,13 +104,14 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
 def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
     """Return which dimensions of PIECE, a projection [heads, in, width] or similar, are inputs; [] if nothing shows it.
 
-    The first of these that shows it counts: the einsum equation of the model, biases (`_inputs_by_biases`), or the only
-    way to make a matrix that the other side has (`_inputs_by_size`).
+    The first of these that shows it counts: the einsum equation in the code of PIECE, if each dimension is either an
+    input or an output there, and both occur; biases (`_inputs_by_biases`); or the only way to make a matrix that the
+    other side has (`_inputs_by_size`).
     Args:
         piece: the projection, with three dimensions.
         bias: its bias, or None.
         wanted: sizes of matrices that the other side has.
-        beside: the sizes [heads, width] of other projections in the module.
+        beside: the sizes [heads, width] of the biases of other projections in the module (`_widths_beside`).
     """
     told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:
@@ -152,10 +154,14 @@ def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
-    """Repeat the heads of keys and values of the source, and their biases, so that they have as many rows as the
-    queries, in each attention of the source that names all three (`_attentions`). This is done if all keys of the model
-    have the sizes of these queries, the model's code shows the number of heads, and keys and values of the source have
-    equal sizes, with fewer rows, which are whole heads, and a divisor of the rows of the queries.
+    """Repeat the heads of the attention's keys and values of the source, and of their biases, so that they have as many
+    rows as the queries, in each attention of the source that names all three (`_attentions`). All of these have to be
+    so:
+
+    - All weights for keys in the model have one size: as many rows as these queries, and the other sizes of the
+      source's weight for keys. The model's code shows the number of heads.
+    - Keys and values of the source have equal sizes, with fewer rows than the queries: a divisor of their number, and
+      whole heads.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
@@ -177,10 +183,11 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Add a bias of zeros for the keys to the pieces of the source, without a question, in each attention of the source
-    that has biases for queries and values and none for keys. Nothing is done if the model has no bias of keys.
+    """Add a bias of zeros for the keys of an attention to the pieces of the source, without a question, in each
+    attention of the source (`_attentions`) that has biases for queries and values and none for keys. Nothing is done if
+    the model has no bias for the keys of an attention.
 
-    A bias of keys does not change the result of an attention, and some code has none.
+    A bias for keys does not change the result of an attention, and some code has none.
     """
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return
@@ -207,9 +214,9 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Return {sizes of the weights for keys of the model: number of heads into which its code splits the keys, 0 if it
-    does not show it}. {} if these weights have several sizes, or if the model names no keys. If the code shows several
-    numbers, that of the last weight counts.
+    """Return {sizes of the weights for keys of attentions in the model: number of heads into which its code splits the
+    keys, 0 if it does not show it}. {} if these weights have several sizes, or if no name in the model says that it is
+    for keys. If the code shows several numbers, that of the last weight counts.
     """
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}

@@ -56,13 +56,13 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
-    """Drop the words that mean a part of a feed-forward block ("up", "down"; `fc1`, `fc2` mean these) from the words of
-    two layers of ONE that are most likely a gate and its value, with all words behind (`_plain`). The numbers of `fc1`
-    and `fc2` then only show which was registered first. All tensors of the two layers are changed.
+    """Drop the words that mean a part of a feed-forward block ("up", "down"; `fc1`, `fc2` mean these), and all words
+    behind them (`_plain`), from two layers of ONE that are most likely a gate and its value. The numbers of `fc1` and
+    `fc2` then only show which was registered first. All tensors of the two layers are changed, in place.
 
-    They are two such layers if they are the only two weights in one module that have sizes of weights of OTHER that the
-    forward pass of OTHER uses as gate or value, the forward pass of ONE shows no gate for them, and their names say
-    neither "gate", nor "up" as a part of a fused projection.
+    A weight of ONE is looked at if the forward pass of OTHER uses a weight of its sizes as gate or value, and that of
+    ONE does not use it so. The two layers are such weights directly in one module, exactly two there, and neither is
+    called "gate", nor "up" as a part of a fused projection (`part_label`).
     """
     gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
@@ -118,7 +118,9 @@ def _is_list_of(count: int, pieces: Sequence[Piece]) -> bool:
 
 
 def _is_output(piece: Piece) -> bool:
-    """Return whether PIECE is the output of an attention by its name: the vocabulary says so, or it has "output"."""
+    """Return whether PIECE is the output of an attention by its name: its label in the group "attention" is "o", or the
+    last name in its path has the word "output".
+    """
     return label(table().group("attention"), piece.words) == "o" or "output" in cut(piece.last)
 
 

@@ -134,9 +134,9 @@ def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) 
     """Return a text that says what shows that KERNELS, one list of SOURCE, are those of transposed convolutions; "" if
     nothing shows it; None if the source's code uses one of them in a plain convolution.
 
-    It is "the source's code", if that uses all KERNELS that it is known to use in transposed convolutions. If it is not
-    known to use any, it is "the sizes of its kernels and biases", if these show it (`_all_turned`). PLAIN counts the
-    sizes of the model's plain convolutions.
+    It is "the source's code", if the source's code is known to use one or more of KERNELS in transposed convolutions,
+    and none in a plain one. If it is known of none how the code uses it, it is "the sizes of its kernels and biases",
+    if these show it (`_all_turned`). PLAIN counts the sizes of the model's plain convolutions.
     """
     seen = {_is_transposed(piece) for piece in kernels} - {None}
     if seen:

@@ -191,11 +191,12 @@ def kin(piece: Piece) -> str:
 def follow_names(source: Canon, target: Canon) -> None:
     """Transpose each matrix of the source whose namesake the model stores with inputs first, if both are stored with
     equal sizes: tensors with one name and one shape usually have one layout. Namesakes have the longest common end of
-    their paths (`_pairs_by_name`).
+    their paths (`_pairs_by_name`). A matrix whose namesake is stored with other sizes stays.
 
     Nothing is done if, among the pairs that are not square, more are stored with different sizes than with equal ones.
-    If all pairs are square, the source lacks a key of a parameter of the model, and the model's matrix is the weight of
-    a torch layer (not `is_bare`), the matrix stays, with a question whose option is the transposed matrix.
+    A matrix is not transposed, but gets a question with the transposed matrix as its option, if all of these are true:
+    all pairs are square, the source lacks a key of a parameter of the model, and the model's matrix is the weight of a
+    torch layer (not `is_bare`).
     """
     pairs = _pairs_by_name(source, target)
     votes = Counter(own.shape == piece.entry.shape for piece, own in pairs if piece.shape[-1] != piece.shape[-2])
@@ -265,11 +266,12 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     inputs first, as the sizes of the target's tensors in the common form show. Square ones stay.
 
     First, weights, bare or not, are transposed if their sizes are those in which the model stores a matrix with inputs
-    first, and no tensor of the target has them (`_turn_stored_alike`). Then the bare ones follow whose transposed sizes
-    a tensor of the target has (`_may_be_transposed`). If none has their present sizes, they are transposed. Else names
-    decide for single matrices: they are transposed if tensors of the target with such names have the transposed sizes,
-    and stay if these have the present ones (`_said`). If names show neither, the order of all tensors decides whether
-    all of them are transposed, stay, or get a question (`_turn_by_order`). Stacks that fit both ways stay.
+    first, and no tensor of the target has them (`_turn_stored_alike`). Then come the bare ones whose transposed sizes a
+    tensor of the target has (`_may_be_transposed`). One whose present sizes no tensor of the target has is transposed.
+    For other single matrices, names decide: a matrix is transposed if tensors of the target with such names have the
+    transposed sizes, and stays if these have the present ones (`_said`). If names show neither, the order of all
+    tensors decides whether all such matrices are transposed, stay, or get a question (`_turn_by_order`). Stacks that
+    fit both ways stay.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     _turn_stored_alike(source, target, wanted)
@@ -389,8 +391,9 @@ def _inputs_of(source: Canon, target: Canon) -> dict[Name, int]:
     with three to five dimensions. The first of these that shows it counts; kernels for which none does are left out:
 
       - the bias of the kernel (`_inputs_by_bias`);
-      - another kernel in the same block, whose outputs are known by its bias ([heads, width]): if the kernel begins
-        with these sizes, they are its inputs, as those of an output projection are;
+      - another kernel in the module around it (`attn.out` beside `attn.query`), whose outputs are known by its bias
+        ([heads, width]): if the kernel begins with these sizes, they are its inputs, as those of an output projection
+        are;
       - the matrices of the target (`_as_matrix_of`).
     """
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]

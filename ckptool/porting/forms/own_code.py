@@ -95,9 +95,9 @@ def _one_way(found: _Found, place: _Path) -> dict[str, str]:
 def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str, str]]:
     """Return [dict of key of the code -> key of the file below the shortest prefix that has its name and sizes].
 
-    A key cannot be taken if it is below no prefix, below two different ones that are equally short, or if there are two
-    such keys below the shortest. Such a key is left out of the dict, but [] is returned if it is in NEEDED; also if two
-    keys of the code would get one of the file, or if the dict is empty. FOUND is from `_below_prefixes`.
+    A key of the code is left out if it is below no prefix, if two equally short prefixes have a key for it, or if the
+    shortest has two. [] if a key of NEEDED is left out, if two keys of the code would get one key of the file, or if
+    the dict is empty. FOUND is from `_below_prefixes`.
     """
     way: dict[str, str] = {}
     for key, below in found.items():

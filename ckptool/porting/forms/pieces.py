@@ -217,9 +217,10 @@ class Canon:
 
         Args:
             olds: the pieces, which are removed.
-            new: the new piece, without its expression and steps, which are made here. If its name is taken, its path
+            new: the new piece; its expression and steps are replaced by those made here. If its name is taken, its path
                 gets "again" at the end (`put`).
-            down: makes its expression from the expressions of OLDS, in their order.
+            down: makes its expression from the expressions of OLDS, in their order. On the target, its own hole is its
+                expression.
             up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
                 and may be empty.
         """

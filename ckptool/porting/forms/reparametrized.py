@@ -20,8 +20,9 @@ def _name_gains(one: Canon, other: Canon) -> None:
     `weight_g` [rows, 1] and `weight_v` of one module. The `weight_v` gets a question, with the plain matrix as its
     option: only code shows what such a vector is.
 
-    All vectors have to be as long as their matrices have columns, or all as they have rows; else nothing is done. In
-    the first case, also for square matrices, the matrices have outputs last, and are transposed.
+    Nothing is done unless all vectors are as long as their matrices have columns, or all are as long as these have
+    rows. In the first case, also if both are true (square matrices), the matrices have outputs last, and are
+    transposed.
     """
     found = _gains(one, other)
     outputs_last = all(g.shape == w.shape[1:] for g, w in found)
@@ -81,13 +82,14 @@ def merge_norms(one: Canon, other: Canon) -> None:
 
 
 def _merge_spectral_norms(source: Canon, target: Canon) -> None:
-    """Turn each spectral norm of SOURCE that has all its tensors into a plain weight, unless TARGET has a
+    """Turn each spectral norm of SOURCE that has all its tensors into a plain weight. Nothing is done if TARGET has a
     `weight_orig`.
 
-    torch counts the rows of a transposed convolution along its second dimension. The sizes of the singular vectors show
-    whether it did. If they fit both dimensions, the layers of TARGET with the sizes of the weight decide
-    (`_counts_inputs`); without such layers, it is the first dimension, and if they are of both kinds, too, but with a
-    question whose option is the second. Norms whose vectors fit neither dimension stay.
+    The norm counts rows along the first dimension of the weight, or, as torch does for a transposed convolution, along
+    the second. The sizes of the singular vectors show which. If they fit both, the layers of TARGET with the sizes of
+    the weight decide (`_counts_inputs`): the second if all of them are transposed convolutions, else the first, also
+    without such layers. If some of them are transposed convolutions and some are not, a question has the second as its
+    option. Norms whose vectors fit neither dimension stay.
     """
     if any(p.role == "weight_orig" for p in target.pieces.values()):
         return
@@ -122,8 +124,8 @@ def _counts_inputs(w: Piece, target: Canon) -> set[bool]:
 
 
 def _normed(w: Expr, u: Expr, v: Expr, *, first: Sequence[int]) -> Expr:
-    """Return the weight W divided by the singular value of its vectors U and V, which count its rows in W with its
-    dimensions in the order FIRST; this order is its own inverse.
+    """Return the weight W divided by its largest singular value, as the vectors U and V give it (`spectral_norm`). U
+    and V are for W with its dimensions in the order FIRST, which is its own inverse, such as (1, 0, 2, 3).
     """
     return ex.permute(ex.spectral_norm(ex.permute(w, *first), u, v), *first)
 

@@ -51,8 +51,9 @@ def _is_table(path: Sequence[str]) -> bool:
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return PATHS, in their order, with the number that frameworks omit for the first layer: a module `conv` beside a
-    module `conv_1` becomes `conv_0`, unless there is a `conv_0` beside them, too. A path has the names of the scopes
-    around a tensor and, last, that of the tensor, which stays.
+    module `conv_1` becomes `conv_0`, unless there is a module `conv_0` beside them, too. A path has the names of the
+    scopes (modules) around a tensor and, last, that of the tensor. Names of tensors do not count as such a `conv_1` or
+    `conv_0`.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -265,10 +266,12 @@ def _of_noisy_layer(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 def _lettered(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     """Return (path, role) of a name that differs from another in SIBLINGS by a letter for its role, w or b; None for
     other names. The letter is at the beginning (`W_q` beside `b_q`), at the end (`ln1w` beside `ln1b`: `_last_letter`),
-    or at the beginning of the last word (`self_Wk` beside `self_bk`). The path of both ends with the name of the
-    matrix: `W_q` is the "weight" and `b_q` the "bias" of `W_q`.
+    or at the beginning of the last word (`self_Wk` beside `self_bk`). The path of both ends with the name of the matrix
+    if the letter is at the beginning (`W_q` is the "weight" and `b_q` the "bias" of `W_q`), and with the name without
+    the letter if it is at the end (`ln1w` and `ln1b` are of `ln1`).
 
-    Beside a gain (`self_gk`), a letter in the last word does not count: the shift is as likely that of a norm.
+    If SIBLINGS have a gain (`self_gk`), a letter at the beginning of the last word does not count: the shift `self_bk`
+    is as likely that of a norm.
     """
     before, between, own = path[-1].rpartition("_")
     found = _first_letter("", path[-1], siblings) or _last_letter(path[-1], siblings)
@@ -318,8 +321,8 @@ def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _role_in_vocabulary(leaf: str, siblings: set[str]) -> str | None:
-    """Return the role that the vocabulary has for the name LEAF, or None; "weight" for a name that is one beside a
-    shift (`alpha` beside `beta`), if SIBLINGS have a shift.
+    """Return the role that the vocabulary has for the name LEAF; None if it has none. A name that is a weight beside a
+    shift (`Words.beside_bias`: `alpha` beside `beta`) is "weight" if SIBLINGS have a shift.
     """
     if leaf in table().beside_bias and siblings & _SHIFTS:
         return "weight"

@@ -25,10 +25,10 @@ def divide_layers(source: Canon, target: Canon) -> None:
     one tensor for each layer: `blocks.fc.kernel` [12, m, n] -> `blocks.0.fc.kernel` … [m, n].
 
     All tensors below a module, three or more, are split together, if the target has a list of so many layers with about
-    these sizes (`_dimension`), and none of the tensors by name and sizes. Modules whose totals of elements fit exactly
-    come first, then those whose totals differ by up to 5 percent; of both, outer modules come before inner ones.
-    Nothing inside or around a module that was split is split again. This comes before the steps about layouts, because
-    a stack of matrices has as many dimensions as a convolution.
+    these sizes (`_dimension`), and has none of these tensors itself, by name and sizes. Modules whose totals of
+    elements fit exactly come first, then those whose totals differ by up to 5 percent; of both, outer modules come
+    before inner ones. Nothing inside or around a module that was split is split again. This comes before the steps
+    about layouts, because a stack of matrices has as many dimensions as a convolution.
     """
     lists: dict[int, list[list[int]]] = defaultdict(list)
     for n, sizes in _lists(target):

@@ -66,8 +66,9 @@ def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection
     and OTHER has no tensor of its name and sizes. OTHER must also have fewer tensors of its sizes (without sizes of 1)
     than ONE, unless its first size is in STACKS (the lengths of OTHER's stacks, `_other_stacks`).
 
-    The weight of a module itself (`attend.W`, whose path is `attend`) is put into the group of `attend`, beside bare
-    parameters of that module (`attend.a`), if this group has stacks of as many members.
+    A tensor of a module itself (`attend.W`, whose path is `attend`) is put into the group of `attend`, beside stacks
+    one component below (`attend.a`), if there are any of as many members; else it is in the group of the module around
+    `attend`.
     """
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
@@ -96,9 +97,9 @@ def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
 def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Shape], votes: Counter[bool]) -> None:
     """Split STACKS of ONE, which have equally many members, into the members of one list at PATH: `PATH.0`, `PATH.1` ….
 
-    Stacks with three dimensions are brought into torch's layout before (`_laid_out`): INSIDE has the sizes of the
-    members of the other side's list, VOTES how many stacks fit only transposed (True) and only as they are (False). A
-    lone stack whose own path is PATH first gets a longer path, if other tensors are below PATH (`_beside_others`).
+    Stacks with three dimensions are brought into torch's layout before (`_laid_out`, which takes INSIDE, the sizes of
+    the members of the other side's list, and VOTES, the result of `_turned`). A lone stack whose own path is PATH first
+    gets a longer path, if other tensors are below PATH (`_beside_others`); then the list is at this longer path.
     """
     if len(stacks) == 1 and stacks[0].path == path:
         stacks = [_beside_others(one, stacks[0])]
@@ -110,9 +111,10 @@ def _unstack_group(one: Canon, path: _Path, stacks: list[Piece], inside: set[Sha
 
 
 def _unstack_vectors(one: Canon, other: Canon) -> None:
-    """Split the tensors of a module of ONE, weight [n, d] and bias [n, d], or weight [n] and bias [n], into those of n
-    layers (`MODULE.0`, `MODULE.1` …), if OTHER has exactly one list of n layers that hold vectors or single numbers of
-    these sizes and roles, and ONE exactly one such module. Else nothing is done.
+    """Split the tensors of a module of ONE, such as weight [n, d] and bias [n, d], or weight [n] and bias [n], into
+    those of n layers (`MODULE.0`, `MODULE.1` …), if OTHER has exactly one list of n layers that hold just these roles,
+    with vectors [d] or single numbers, and ONE exactly one such module, of which OTHER has no tensor by name and sizes.
+    Else nothing is done.
 
     A lone weight [n] is split only if the last component of its path is also that of the layers in the list: `scale`
     for `layers.0.scale`. A lone weight [n, d], or a lone tensor of another role, is never split.
@@ -209,9 +211,10 @@ def _by_own_path(
 
 
 def _sizes_alone(members: Sequence[Piece], lists: Sequence[List]) -> set[Shape]:
-    """Return the sizes of the tensors that are members of LISTS themselves (`fc.0`, not `layers.0.fc`), if MEMBERS have
-    two or more stacks of matrices, all of these have such sizes as they are or transposed, and no tensor inside of a
-    larger member has the sizes of one; else an empty set.
+    """Return the sizes of the tensors that are members of LISTS themselves (`fc.0`, not `layers.0.fc`), if three things
+    are true of the matrices in the stacks MEMBERS: they are of two or more stacks; each has one of these sizes, as it
+    is or transposed; and none has the sizes of a tensor inside of a larger member (`layers.0.fc`). Else return an empty
+    set.
     """
     alone = {squeezed(one.shape) for one in lists if not one.below}
     among = {squeezed(one.shape) for one in lists if one.below}
@@ -351,10 +354,12 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     the layers on the other side, VOTES what other stacks show (see `_turned`).
 
     If the forward pass of the target shows the layout of its stack, that decides (`_used_with_inputs_first`). Else a
-    stack with the sizes of INSIDE in one way only gets these sizes; in neither way, it stays. If it has them both ways,
-    or is square, it is transposed if more VOTES are True than False; else it stays. If there are no votes, it stays
-    with a question, but only if it is a tensor of its side as it is stored, or transposed; on the source, the option of
-    the question is the other layout.
+    stack whose matrices are not square is transposed if they fit INSIDE only transposed, and stays if they fit only as
+    they are, or in neither way (`_ways`).
+
+    If they are square, or fit both ways, VOTES decide: the stack is transposed if more are True than False, else it
+    stays. Without votes it stays, and gets a question if it is a tensor of its side as it is stored, or transposed; on
+    the source, the option of the question is the other layout, on the target it has none.
     """
     if one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"):
         return turn(one, piece) if _used_with_inputs_first(piece) else piece
@@ -372,8 +377,9 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
 
 
 def _used_with_inputs_first(piece: Piece) -> bool:
-    """Return whether the forward pass uses the stack PIECE with inputs first, and no step has transposed it: those that
-    look like heads by their einsum, [heads, in, out], were left as they are, others were not.
+    """Return whether the stack PIECE still has to be transposed: the forward pass uses it with inputs first, and no
+    step has transposed it yet. Earlier steps leave only stacks that look like heads: an einsum shows inputs or outputs
+    for each of their dimensions, and both occur. False for all others.
     """
     facts = piece.entry.facts
     return bool(facts.inputs_first) and {*facts.dims} == {"input", "output"} and piece.shape == piece.entry.shape

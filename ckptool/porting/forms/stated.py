@@ -100,8 +100,9 @@ def _part(piece: Piece) -> str:
 
 
 class _Wanted:
-    """The sizes of the model's transposed convolutions, of its convolutions, and of all its tensors, in the common form
-    and as the model stores them.
+    """The sizes that the model wants: those of all its tensors, both in the common form and as the model stores them
+    (`all`); and, in the common form, those of three or more dimensions, apart for transposed convolutions and for all
+    other tensors.
     """
 
     def __init__(self, target: Canon) -> None:
@@ -132,9 +133,10 @@ def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool
     """Return whether the names of kernels in this file say their layout (True), or the kernels are in torch's layout
     already (False), as files of MLX may be; None if no kernel shows it.
 
-    Kernels of PIECES with three or more dimensions vote whose layout only their name states, but for names that have
-    it in all files (`kernel`): True if only the stated layout gives sizes WANTED by the model, False if only the
-    sizes as stored are wanted. Those that fit both ways, or neither way, have no vote. A tie gives False.
+    A tensor of PIECES has a vote if it has three or more dimensions, if only its name states its layout, and if the
+    name does not mean this layout in all files (as `kernel` does). The vote is True if only the stated layout gives
+    sizes WANTED by the model, False if only the sizes as stored are wanted; there is none if both fit, or neither. The
+    majority decides; a tie gives False.
     """
     votes: Counter[bool] = Counter()
     for piece in pieces:
@@ -167,12 +169,12 @@ def _named(source: Canon, piece: Piece) -> Piece:
 
 
 def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
-    """Bring PIECE of SOURCE into torch's layout, as its stated role says (`_fitting_ways`): in the first way whose
-    sizes are WANTED by the model, or the first way of all. It is marked as `placed` then. It stays if there is no way.
+    """Bring PIECE of SOURCE into torch's layout, as its stated role says: in the first of the ways that `_fitting_ways`
+    returns for the sizes WANTED by the model. The new piece is marked as `placed`. PIECE stays if there is no such way.
     A bias with a dimension for heads becomes a vector, unless the model has a tensor of its sizes.
 
-    If something else is possible (`_other_layout`), a question is asked, with it as the option. NAMES_HOLD is whether
-    the names of kernels in this file say their layout; None if that is not known (`_names_hold`).
+    If another layout is possible (`_other_layout`), a question is asked, with that layout as the option. NAMES_HOLD is
+    whether the names of kernels in this file say their layout; None if that is not known (`_names_hold`).
     """
     shape = piece.shape
     if _stated(piece).axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads

@@ -17,10 +17,11 @@ def doubt_background(filling: Filling) -> None:
     the front, and the first row moved to the end. The second comes first if the source's layer for boxes has 4 * N
     rows. The tensors stay as they are.
 
-    Names say which layers are for classes, with N rows (three or more), and which for boxes. A layer for boxes in the
-    same module with 4 * (N - 1) rows shows that the classes include the background; in other code it has 4 * N. A pair
-    is asked about in two cases: one side has 4 * (N - 1) rows and the other side 4 * N; or the model has 4 * (N - 1),
-    and some filled pair of the whole mapping has two different last names.
+    A pair is of a layer for classes, with N rows (three or more), if the name of its target says so; names also say
+    which layers are for boxes. A layer for boxes in the same module with 4 * (N - 1) rows shows that the classes
+    include the background; in other code it has 4 * N. A pair is asked about in two cases: one side has 4 * (N - 1)
+    rows and the other side 4 * N; or the model has 4 * (N - 1), and some filled pair of the whole mapping has two
+    different last names.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     renamed = any(t.path[-1:] != s.path[-1:] for t, s in pairs)

@@ -17,7 +17,8 @@ def doubt_broadcast(filling: Filling) -> None:
     which dimension a parameter is added. Names say little there: some code calls "width" what lies along the height.
     The parameters stay; the options of each are what fills the others of the module.
 
-    Nothing is asked about parameters that their names paired, or if the source has the keys of all of the model's.
+    Nothing is asked about parameters that were paired by equal names, or that read anything but one parameter of their
+    partner, as the file has it. Nothing at all is asked if the source has all keys of the model (`same_names`).
     """
     modules: dict[object, list[tuple[Piece, Piece, Filled]]] = defaultdict(list)
     for hole, filled in () if filling.same_names else filling.holes.items():

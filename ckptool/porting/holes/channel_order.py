@@ -16,10 +16,12 @@ from .filling import Filled, Filling
 
 
 def doubt_heads_of_channels(filling: Filling) -> None:
-    """Ask about the tensors of attentions with two heads or more (as the model's code shows) whether heads are the
-    outer or the inner index of their channels, if the source computes the queries and this layer by 1d convolutions of
-    size 1. Nothing is asked if the source's layer of queries has `conv` in its last name (`conv_q`), as that of
-    Glow-TTS, with heads outside, nor if the source's code shows that each head has a share of queries, keys and values.
+    """Ask about the tensors of attentions whether heads are the outer or the inner index of their channels: weights and
+    biases for queries, keys and values, and weights of output layers (`_heads_outside`). The model's code has to show
+    two heads or more, and the source has to compute the queries of this attention, and the layer of the tensor, by 1d
+    convolutions of size 1. Nothing is asked if the source's layer of queries has `conv` in its last name (`conv_q`), as
+    that of Glow-TTS, with heads outside, nor if the source's code shows that each head has a share of queries, keys and
+    values.
 
     Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
     queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
@@ -62,9 +64,10 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 
 def doubt_flattened(filling: Filling) -> None:
-    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), or ask about them, if the
-    two codes flatten in different orders (`_AfterMaps.reorder`). Also reorder the columns of each layer that takes two
-    flattened dimensions, such as tokens and their channels, if the source's code has them the other way round.
+    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
+    different orders; unless both forward passes show the orders, this is a question (`_AfterMaps.reorder`). Also
+    reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
+    the source's code has them the other way round (`_reorder_merged`).
     """
     for hole, filled in filling.holes.items():
         layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)

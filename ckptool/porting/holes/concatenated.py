@@ -40,7 +40,7 @@ class _Taker:
         dim: the dimension of the weight that has the channels of all branches.
         sizes: how many channels each branch has, in the model's order.
         units: (target, source) of the last layer of each branch.
-        firsts: the same of the layer of each branch that the source registers first; of the last layers, if the
+        firsts: (target, source) of the layer of each branch that the source registers first; equal to `units` if two
             branches have a layer in common.
         shown: the place of each branch in the concatenation of the source's code; None if that is not known of all.
         guessed: whether what fills a branch has a question.
@@ -72,8 +72,9 @@ class _Taker:
         concatenates them; if not, if it registers their first layers in another order. As a rule, code concatenates
         branches in the order in which it registers them.
 
-        The question has the channels in that other order. They are taken, and the plain weight is the option, if the
-        model's code keeps to the rule; else they are the option. Nothing is asked if two branches have one place.
+        The question is between the weight as it is and the weight with its channels moved from that other order to the
+        model's. The moved one is taken, and the other is the option, if the model's code keeps to the rule; else the
+        moved one is the option. Nothing is asked if two branches have one place in the source's order.
 
         If both orders are the model's, only tables with another name on the other side are asked about, with the
         opposite order as the option: code takes inputs in any order.
@@ -89,7 +90,9 @@ class _Taker:
             self.filled.ask(Reason.TABLES_JOINED, options=[self._moved([*reversed(range(len(self.units)))])])
 
     def _are_renamed_tables(self) -> bool:
-        """Return whether the branches are two or more tables, one of them with another name on each side."""
+        """Return whether the branches are two or more tables, of which at least one does not have the same last name on
+        both sides.
+        """
         tables = len(self.units) > 1 and all(t.main.entry.how == "embedding" for t, _ in self.units)
         return tables and any(t.last != s.last for t, s in self.units)
 

@@ -31,9 +31,10 @@ def doubt_conventions(filling: Filling) -> None:
 
 
 def _arranged(filling: Filling) -> None:
-    """Ask about tensors that hold several projections on both sides, if no name shows how their rows are arranged
-    (`other_arrangement`); the question has no options. Nothing is asked if the source has the keys of all parameters of
-    the model, or about tensors made by operations other than select, reshape and transpose.
+    """Ask about tensors of fused projections (queries, keys and values, or gate and value) that are whole on both
+    sides, if the two codes may arrange their rows differently (`other_arrangement`, whose reason is that of the
+    question); the question has no options. Nothing is asked if the source has the keys of all parameters of the model,
+    nor about tensors made by operations other than select, reshape and transpose.
     """
     for hole, filled in () if filling.same_names else filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -26,8 +26,9 @@ _MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
 
 def equalised(filling: Filling) -> None:
     """Ask about the weights of all linear layers and convolutions that no name paired (`_renamed_layers`) if nearly all
-    of the first 24 have values so large that their code multiplies them by a factor on every call (`_are_wide`), which
-    this model does not. The weights stay; the options are the weight times sqrt(2 / inputs) and times 1 / sqrt(inputs).
+    of up to 24 of them (`_mean_squares`) have values so large that code multiplies them by a factor on every call
+    (`_are_wide`). Whether the model's code does so, too, is not looked at. The weights stay; the options are the weight
+    times sqrt(2 / inputs) and times 1 / sqrt(inputs).
 
     Such weights are normally distributed (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). Some code
     multiplies the output of the layer instead, and with it the bias: biases that are not 0 are asked about with the
@@ -92,9 +93,12 @@ def _mean_squares(values: Values, layers: Sequence[_Layer]) -> list[tuple[float,
 
 
 def _are_wide(squares: Sequence[tuple[float, int]]) -> bool:
-    """Return whether nearly all weights (at least four, and 85 percent: `_most`) are wider than code initialises them,
-    with a spread of 1 / sqrt(inputs): those with 64 or more inputs more than 4 times as wide, or all weights more than
-    16 times. SQUARES has (mean square, number of inputs) of each.
+    """Return whether weights are wider than code initialises them, with a spread of 1 / sqrt(inputs). SQUARES has (mean
+    square, number of inputs) of each weight.
+
+    True if there are four or more weights with 64 or more inputs, and at least 85 percent of these are more than 4
+    times as wide; or if there are four or more weights in all, and at least 85 percent of all are more than 16 times as
+    wide.
     """
     wide = [square * inputs > _WIDE**2 for square, inputs in squares if inputs >= _MANY_INPUTS]
     return _most(wide) or _most([square * inputs > _VERY_WIDE**2 for square, inputs in squares])
@@ -174,13 +178,13 @@ _SMALL, _ABOUT = 0.5, 1.5
 
 
 def multiplied_in_code(filling: Filling) -> None:
-    """Rescale each tensor that is a copy of a source tensor, if the two codes multiply it, or the input of the layer of
-    which it is the weight, by different numbers, as both forward passes show: by the source's number divided by the
-    model's. Nothing is done if one of the numbers is 0 or not known, or if one code looks up rows of it and the other
-    does not.
+    """Multiply each tensor that is a copy of a source tensor by the source's number divided by the model's, if both
+    forward passes show that the two codes multiply it, or the input of the layer of which it is the weight, by
+    different numbers. Nothing is done if one of the numbers is 0 or not known, or if one code looks up rows of the
+    tensor and the other does not.
 
-    It is a question with the plain tensor as the option, which is right if the model has the missing factor at another
-    place, such as on the layer's output.
+    Each such tensor gets a question with the plain tensor as the option, which is right if the model has the missing
+    factor at another place, such as on the layer's output.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -120,11 +120,12 @@ class Filling:
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """Fill each of TARGETS, units that no evidence tells apart, from one of SOURCES, with a question about each
-        pair, which is added to the target and has all other SOURCES as options; if there is one source for several
-        targets, the question names one of these. The pairs of the matching are not changed.
+        pair, which is added to the target. The question has all other SOURCES as options; if there is one source for
+        several targets, it has no option, and names another of TARGETS. The pairs of the matching are not changed.
 
         Each target, in the order of use (of registration, if that is not known), takes the likeliest of the sources
-        that are left (`_likeliest`), or stays without one. A buffer gets no question if all SOURCES have equal values.
+        that are left (`_likeliest`), or stays without one, and then gets no question. A buffer gets no question either
+        if all SOURCES have equal values.
         """
         free = sorted(sources, key=lambda u: u.order)
         for t in sorted(targets, key=lambda u: u.used if u.used is not None else u.order):
@@ -144,9 +145,10 @@ class Filling:
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
         """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
         whose words exclude those of T ("q", "k") do not count, nor those whose bias has another size than that of T.
-        None if no unit is left, or if it is neither similar to T (more than 15 percent of the words in common), nor
-        related (its name means the same, by `related`), nor in a module that matches one around T as a whole
-        (`Scopes.same`).
+
+        None if no unit is left, or if nothing else speaks for the most similar one. It is enough that its `similarity`
+        to T is more than 0.15, that its name means the same (`related`), or that it is in a module that matches one
+        around T as a whole (`Scopes.same`).
         """
         allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
@@ -155,8 +157,8 @@ class Filling:
         return best
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
-        """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if no
-        values may be read, or if a unit is not a copy of one tensor.
+        """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if values
+        cannot be read, or if one of SOURCES is more than a copy of one tensor.
         """
         if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
             return False
@@ -217,7 +219,9 @@ def have_one_name(t: Unit, s: Unit) -> bool:
 
 
 def _biases_fit(t: Unit, s: Unit) -> bool:
-    """Return whether one of T and S has no bias, or both have one of the same sizes, without sizes of 1."""
+    """Return whether T and S both have a bias of the same sizes, without sizes of 1; True, too, if one of them, or
+    both, have no `bias`.
+    """
     own, theirs = t.pieces.get("bias"), s.pieces.get("bias")
     return own is None or theirs is None or squeezed(own.shape) == squeezed(theirs.shape)
 
@@ -289,6 +293,8 @@ def _bias_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str
 
 
 def _evidence_text(t: Unit) -> str:
-    """Return the text of the last three different pieces of evidence of T, for the report."""
+    """Return the text of the last three different pieces of evidence of T, for the report; "the only one of its shape"
+    if T has none.
+    """
     found = list(dict.fromkeys(t.evidence))
     return ", ".join(map(str, found[-3:])) or "the only one of its shape"

@@ -62,13 +62,14 @@ class _Norm:
             filling.put(scale.pieces[role], (scale, self.unit), Filled(expr, "folded", asked))
 
     def leave_out(self, filling: Filling) -> None:
-        """Ask about each tensor of the layer whether the norm may be left out. The tensors stay as they are."""
+        """Ask about each filled tensor of the layer whether the norm may be left out. The tensors stay as they are."""
         for piece in [piece for piece in self.t.pieces.values() if piece.name in filling.holes]:
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def plan(self, filling: Filling) -> None:
-        """Add the folding of the norm into the layer to `filling.planned`. The layer's bias is noted as made from the
-        norm; if the source's layer has none, it is filled with zeros until then.
+        """Add the folding of the norm into the layer to `filling.planned`. The bias of the model's layer is noted as
+        made from the norm. Until it is folded, it keeps what fills it; it gets zeros if nothing fills it, or if the
+        source's layer has no bias.
         """
         bias = self.t.pieces["bias"]
         known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
@@ -120,8 +121,9 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
     eps is known only if the source's code shows NORM right behind this layer.
 
     None if there is no such unit, if it has no partner in the model, if it or its partner has no weight, or if its
-    weight does not have two or more dimensions and as many outputs as NORM has numbers. Outputs are the first
-    dimension; the second, if the model's code calls a transposed convolution, or if no other fits.
+    weight does not have two or more dimensions and as many outputs as NORM has numbers. Outputs are the second
+    dimension of a transposed convolution, and the first of another convolution, as the model's code calls it. If the
+    code calls no convolution, they are the first dimension, or the second if the first does not have this size.
     """
     before = max(
         (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None

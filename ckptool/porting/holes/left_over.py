@@ -160,8 +160,8 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
     path but for numbers. The source of that pair has to be the only one of SOURCES with its own colour and path but for
     numbers. Only tensors of equal sizes, of roles that all three units have, are proposed.
 
-    The question is open, but answered if the source's code runs that unit as often as the model has it: once for the
-    pair, and once for each of TARGETS with this colour and path but for numbers.
+    The question is open, unless the source's code answers it: if that runs the source's unit as often as the model has
+    such units, once for the pair and once for each of TARGETS with this colour and path but for numbers.
 
     Args:
         pairs: the pairs so far. The first of several like pairs counts.

@@ -22,13 +22,14 @@ from .filling import Filled, Filling
 
 def doubt_modulation(filling: Filling) -> None:
     """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
-    parts (`_doubt_order`). If both forward passes show the orders, the parts are exchanged or kept without a question.
-    Else nothing is done if the source has the keys of all parameters of the model (`same_names`), or for pairs of one
-    name or the same code (`Filling.written_once`).
+    parts (`_doubt_order`). If both forward passes show the order, the parts are exchanged if the orders differ, and
+    kept if not, without a question. Else nothing is done if the source has the keys of all parameters of the model
+    (`same_names`), or for pairs of one name or the same code (`Filling.written_once`).
 
-    If the model was not traced, a pair is asked about if the name of one of its units is one for scale and shift
-    (`_first_by_name`), the weight has 2, 3, 6 or 9 times as many rows as columns (`_parts_of`), the last two components
-    of the paths differ, and the two are not of the same code. The option is the layer with its parts exchanged.
+    If the model was not traced, and the source lacks the key of some parameter of the model, a pair is asked about if
+    all of these are true: the name of T or of S is one for scale and shift (`_first_by_name`); the weight of T has 2,
+    3, 6 or 9 times as many rows as columns (`_parts_of`); the last two components of the paths differ; and the two are
+    not of the same code (`Filling.same_code`). The option is the layer with its parts exchanged.
     """
     layers = [(t, s, taken) for t, s in filling.matching.pairs if (taken := _taken(t)) and _is_filled(filling, t)]
     first = Counter(taken[0] for *_, taken in layers)

@@ -59,9 +59,9 @@ def _is_norm(unit: Unit) -> bool:
 
 
 def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
-    """Ask about all of NORMS, to whose weights the model adds nothing, if more than 25 percent of the values of the
-    first 24 are negative. For a norm with a bias, the option is the weight with 1 added. For one without, the weight
-    with 1 added is taken, and the plain one is the option: code that adds 1 has, as a rule, no bias.
+    """Ask about all of NORMS, to whose weights the model adds nothing, if more than 25 percent of all values of the
+    first 24 weights are negative. For a norm with a bias, the option is the weight with 1 added. For one without, the
+    weight with 1 added is taken, and the plain one is the option: code that adds 1 has, as a rule, no bias.
     """
     share = _share_of_negatives(values, _keys(filling, norms))
     for t, _, piece in norms if share is not None and share > 0.25 else ():
@@ -70,10 +70,10 @@ def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
 
 
 def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
-    """Ask about all of NORMS, to whose weights the model adds 1, if less than 2 percent of the values of the first 24
-    are negative. The weights stay; the option is the weight with 1 subtracted. If all pairs have equal paths or were
-    told by a name, the values also have to be near 1 (`_are_near_1`), because training may have moved weights of the
-    same code above 0.
+    """Ask about all of NORMS, to whose weights the model adds something, if less than 2 percent of all values of the
+    first 24 weights are negative. The weights stay; the option is the weight with 1 subtracted. If each of NORMS has
+    the path of its partner or was told by its name, the values also have to be near 1 (`_are_near_1`), because training
+    may have moved weights of the same code above 0.
     """
     keys = _keys(filling, norms)
     share = _share_of_negatives(values, keys)
@@ -131,7 +131,7 @@ def _added(piece: Piece) -> float | None:
 
 
 def _adds(piece: Piece) -> bool:
-    """Return whether the model adds something to the tensor PIECE before it uses it."""
+    """Return whether the first thing that the model's code does with the tensor PIECE is to add something to it."""
     return piece.entry.how in ("add", "__add__", "__radd__")
 
 

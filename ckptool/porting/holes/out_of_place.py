@@ -71,8 +71,9 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
     Look-alikes are pairs of PAIRS with equal shapes, in one module on both sides, that have evidence of their place
     only (the modules around them, other blocks: `_BY_PLACE`). A pair is left out if a pair of the same names (`_names`)
     has evidence of another kind in any block. Of the look-alikes of a module, only two that follow one another in the
-    model's order of registration are compared; if the first takes the output of the second, also through others, in the
-    reverse order. Nothing is asked if the two names have different sizes in the module of another block.
+    model's order of registration are compared. The source has to register their partners in this order, too; but if the
+    model's first takes the output of its second, also through others, in the reverse order. Nothing is asked if the two
+    names have different sizes in the module of another block.
 
     A block that lacks one of two norms makes the other norm look like that of another block, whose pairs then count as
     evidence for the first: no name, no word and no order has told which is which.
@@ -101,11 +102,12 @@ _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
 def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about each of PAIRS that is in block i of the model and in block j of the source, if both blocks have at
-    least as many pairs with another block as with each other (`_strays`), unless its units are between two blocks
-    (`_between_two_blocks`: a `downsample`), or a pair of the same names is out of place by as many blocks. Also ask
-    about blocks in the opposite order on the two sides (`_crossed`), unless matching found that the two sides count
-    this list from opposite ends (`Levels.turned`).
+    """Ask about each of PAIRS that is in block i of the model and in block j of the source, if block i has at least as
+    many pairs with another block of the source, and block j at least as many with another block of the model, as the
+    two have with each other (`_strays`). Nothing is asked if its units are between two blocks (`_between_two_blocks`: a
+    `downsample`), or if a pair of the same names is out of place by as many blocks. Also ask about blocks in the
+    opposite order on the two sides (`_crossed`), unless matching found that the two sides count this list from opposite
+    ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))

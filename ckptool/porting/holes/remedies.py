@@ -46,11 +46,13 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     """Return (EXPR, of sizes HAVE, changed to sizes WANTED; the question about it) by the first of these rules that
     fits; None if none fits:
 
-    `_of_patches` (a matrix and a kernel of as many outputs and elements), `_of_one_pixel` (a matrix and a transposed
-    convolution), `_of_groups` (a stack of matrices as a grouped layer), `_of_turned` (a transpose with more or fewer
-    sizes of 1); `of_channels` (another number of input channels), only for equal numbers of dimensions, and if the
-    layer takes the inputs of the model (IS_INPUT), or the model's weight has one input channel, or a multiple of those
-    of the source; `_of_frames` (pictures and frames).
+    - `_of_patches`: a matrix and a kernel of as many outputs and elements;
+    - `_of_one_pixel`: a matrix and a transposed convolution;
+    - `_of_groups`: a stack of matrices as a grouped layer;
+    - `_of_turned`: a transpose with more or fewer sizes of 1;
+    - `of_channels`: another number of input channels. This is tried only if the layer takes the inputs of the model
+      (IS_INPUT), or if the model's weight has one input channel, or a multiple of those of the source;
+    - `_of_frames`: pictures and frames.
     """
     for rule in (_of_patches, _of_one_pixel, _of_groups, _of_turned):
         if (found := rule(wanted, have, expr)) is not None:
@@ -255,8 +257,8 @@ def _more(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
     """Return rule -> the kernel X, of HAVE input channels, with fewer channels (sizes WANTED), the likeliest first.
 
-    For one channel: "sum" of all channels, "mean" of all, and the "first". For several, n: the "first" n, and "sum": X
-    is cut into slices of n channels, the last filled up with zeros, which are added.
+    To one channel: "sum" of all channels, "mean" of all, and the "first". To several, n: the "first" n, and "sum", the
+    sum of slices of n channels each, of which the last is filled up with zeros.
     """
     n = wanted[1]
     first = ex.part(x, 1, 0, n)
@@ -270,9 +272,9 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def rule_of(expr: Expr) -> str:
-    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations: "mean" or "sum"
-    if it adds something up, the first of them if it also scales or repeats; else "zeros", "repeat" or "first". For an
-    expression that no rule made, some rule is returned.
+    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations (with `sum` and
+    `add` as sums): "mean" for a sum and `scale` or `repeat`, "sum" for another sum; else "zeros" for `zeros`, "repeat"
+    for `scale` or `repeat`, and "first" for anything else. An expression that no rule made gets some rule, too.
     """
     operations = set(expr.operations())
     if not operations.isdisjoint(("sum", "add")):
@@ -284,8 +286,8 @@ def rule_of(expr: Expr) -> str:
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
     """Return MAPPING with RULE, a key of RULES, applied to every entry with an open question about its number of input
-    channels: it gets the kernel made by this rule (the present one or an option), and the question is answered. Other
-    entries stay.
+    channels: it gets the kernel made by this rule (the present one or an option), and the question is answered. If the
+    question has no options (of a bias beside such a kernel), the expression stays. Other entries stay.
 
     Raises:
         RuleError: the rule cannot make the channels of the model from those of the file, for one of these entries.

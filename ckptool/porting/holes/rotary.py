@@ -24,8 +24,8 @@ def doubt_rotary(filling: Filling) -> None:
     or by names; reordered if both forward passes show different ways; else a question is asked (`_Rows`). Nothing is
     done if the source has all keys of the model (`same_names`), and its forward pass was not followed.
 
-    Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix of
-    queries or keys in their module was kept.
+    Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix for
+    the same (queries, or keys) in their module was kept.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -42,9 +42,9 @@ def doubt_rotary(filling: Filling) -> None:
 
 def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
     """Return the tensor in HOLE as rows of queries or keys that the model turns by a rotary embedding. None if its name
-    in the model, or else that in the source, says neither "q" nor "k"; if it is the weight or bias of a norm (the last
-    name ends in "norm"); or if the model does not turn it. None, too, for learned queries (`_are_queries`) that the
-    model turns in a way that was not seen.
+    in the model (if that says no part: its name in the source) says neither "q" nor "k"; if it is the weight or bias of
+    a norm (the last name ends in "norm"); or if the model does not turn it. None, too, for learned queries
+    (`_are_queries`) that the model turns in a way that was not seen.
     """
     t, s = filling.unit_of[hole]
     kind = _kind_in_model(filling, t)
@@ -111,8 +111,9 @@ class _Rows:
         """Reorder the rows to the model's pairs, without an open question, and return True, if both forward passes show
         how they pair rows, and turn whole heads. The caller has made sure that the two ways differ.
 
-        If the source's forward pass does not show it, change nothing, and return whether it has all keys of the model
-        (`same_names`: then nothing is to be asked). Else, as for unknown heads, change nothing, and return False.
+        If the source's forward pass does not show it, change nothing, and return whether the source has all keys of the
+        model (`same_names`: then nothing is to be asked). In all other cases (the model's way or its heads are not
+        known, or only a part of each head is turned), change nothing, and return False.
         """
         shown, turned = self._shown_in_source(), self._reordered()
         if shown is None:
@@ -154,8 +155,8 @@ class _Rows:
         return _rotary_by_name(self.s.path) if library is None else library.rotary
 
     def _differ(self) -> bool:
-        """Return whether the source's forward pass, or else its names, pair rows in another way than the model. False
-        if the way of one of the two is not known.
+        """Return whether the source's forward pass, or else its library, or else its names, pair rows in another way
+        than the model. False if the way of one of the two is not known.
         """
         said = self._said_by_source()
         theirs = self._shown_in_source() or (said.kind if said is not None else None)
@@ -164,7 +165,7 @@ class _Rows:
     def _reordered(self) -> Expr | None:
         """Return the expression of the tensor with its rows reordered from the other pairing to the model's (to halves,
         if that is unknown), in each head. None if the model's number of heads is unknown, or if it does not divide the
-        rows into heads of an even number.
+        rows into heads with an even number of rows each.
         """
         heads, shape = heads_of(self.t.main.entry), self.t.pieces[self.hole.role].shape
         if not heads or not shape or shape[0] % (2 * heads):

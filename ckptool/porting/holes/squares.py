@@ -24,11 +24,15 @@ _NORMALIZES = frozenset({"normalize", "renorm"})
 def turn_bare_squares(filling: Filling) -> None:
     """Decide for each square bare parameter of the file (an `nn.Parameter` of no torch layer) whether it is transposed.
 
-    If steps transposed all bare parameters of the file that are not square, it is transposed, too; if none or only some
-    of them, it stays. If the file has none, a question is asked: the transpose is taken, and the other is the option,
-    but the other way round for scores, stacks and names that end in `_weight` (`from_the_right`). It also stays if its
-    key ends with the same name as the model's key, or if a step changed its layout (`may_be_turned`). Parameters that
-    are multiplied along other dimensions than the last two are decided first, by `_turn_in_front`.
+    It stays, without a question, if its key ends with the same name as the model's key, or if a step reshaped it or
+    changed its layout (`may_be_turned`). Else the bare parameters of the file that are not square decide
+    (`shows_turned`): if steps transposed all of them, it is transposed, too; if none or only some, it stays.
+
+    If the file has none of these, a question is asked, unless one about transposing is open already. Then the transpose
+    is taken, and the option is the parameter as it is. For scores, stacks and names that end in `_weight` it is the
+    other way round: the parameter stays, and the option is the transpose (`from_the_right`).
+
+    Before all this, `_turn_in_front` decides parameters that are multiplied along other dimensions than the last two.
     """
     _turn_in_front(filling)
     uses = list(_bare_uses(filling))
@@ -39,12 +43,13 @@ def turn_bare_squares(filling: Filling) -> None:
 
 
 def _turn_in_front(filling: Filling) -> None:
-    """Swap inputs and outputs of each tensor of the file that is taken whole for a tensor [in, out, …] or [out, in, …]
-    of equal sizes (`_in_front`), if both codes show the order, and the source's is the other one. There is no question.
+    """Swap inputs and outputs of each tensor of the file that is taken whole for a tensor of the model of equal sizes,
+    such as [in, out, …] or [out, in, …] with as many inputs as outputs (`_in_front`), if both codes show the order, and
+    the source's is the other one. There is no question.
 
     If only the model's code shows the order, and has outputs first, ask, with the swapped tensor as the option, unless
-    the names show one code (`Filling.written_once`); code of spectral convolutions (Li et al., "Fourier Neural
-    Operator", 2021) has inputs first.
+    T and S have one name or come from the same code (`Filling.written_once`): code of spectral convolutions (Li et al.,
+    "Fourier Neural Operator", 2021) has inputs first. In all other cases nothing is done.
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -113,8 +118,9 @@ class _BareUse:
         """Return whether a step transposed this parameter of the file on its way into the common form, which shows how
         the file stores bare parameters; None if that is not known.
 
-        If its sizes in the form (`own`) are those that the model multiplies with (`shape`): whether its expression has
-        a `transpose`, but None if they are square. If they are others: whether they are those of the model's key.
+        If its sizes in the form (`own`) are those that the model multiplies with (`shape`): None if its last two sizes
+        are equal, else whether its expression has a `transpose`. If its sizes are others: whether they are those with
+        which the model stores its key.
         """
         if self.own.shape != self.shape:
             return self.own.shape == self.piece.entry.shape
@@ -164,16 +170,18 @@ def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
 
 def turn_squares_of_layers(filling: Filling) -> None:
     """Decide for each square matrix of a layer of the file whether it is transposed, if nothing states its layout
-    (`has_open_layout`).
+    (`has_open_layout`). Bare parameters of the source are left as they are.
 
     Matrices of layers with the same name (`kin`: "fc" for `fc1`, `fc2`) that are not square show whether the file
     stores them in the model's layout or in the other one; they count only if the model's code normalizes both them and
-    the square one, or neither. If they agree, the square one is taken in the same way; if they differ, it stays. If
-    there are none, a question is asked, with the transpose as the option, if the model stores the square one with
-    inputs first, normalizes it, or does not use it (`_OfLayer.reason`); of a graph convolution, the transpose is taken.
+    the square one, or neither. If they agree, the square one is taken in the same way; if they differ, it is taken to
+    have outputs first in the file. Nothing is asked then.
 
-    Most code has outputs first; graph convolutions and layers from TensorFlow have inputs first. Bare parameters of the
-    source are left as they are.
+    If there are no such matrices, the square one is taken to have outputs first in the file, as in most code. This is a
+    question, with the other layout as its option, if the model stores the matrix with inputs first, normalizes it, or
+    has it as a bare parameter that its forward pass does not use (`_OfLayer.reason`), and if no question about
+    transposing it is open already. When the question is asked about a graph convolution (`_OfLayer.of_graph`), inputs
+    first are taken, and outputs first are the option.
     """
     matrices = list(_of_layers(filling))
     by_name: dict[tuple[str, bool], Counter[bool]] = defaultdict(Counter)
@@ -212,9 +220,10 @@ class _OfLayer:
         return self.own.expr.is_copy and not self.own.placed and self.own.leaf not in table().inputs_first
 
     def reason(self) -> Reason | None:
-        """Return the reason to ask: the model stores inputs first, its forward pass does not use the bare parameter, or
-        it normalizes the matrix before it multiplies (the layout of such last layers, with cosines as their outputs,
-        is as often the other one). None for a matrix with outputs first, as most are.
+        """Return the reason to ask, `INPUTS_FIRST`, if one of these is true: the model stores inputs first; its tensor
+        is a bare parameter, no `Embedding`, that its forward pass does not use; or it normalizes the matrix before it
+        multiplies (the layout of such last layers, with cosines as their outputs, is as often the other one). None
+        else, as for most matrices.
         """
         entry = self.piece.entry
         unseen = entry.used is None and is_bare(self.piece) and entry.module != "Embedding"
@@ -245,11 +254,11 @@ def _of_layers(filling: Filling) -> Iterator[_OfLayer]:
 
 
 def _as_matrix(piece: Piece) -> Shape | None:
-    """Return the sizes with which the model multiplies by PIECE: [outputs, inputs] for a convolution of size 1; its
-    whole shape if it has two or more dimensions and the model takes it into a matrix product, its forward pass shows
-    its layout, or it belongs to a `Linear`.
+    """Return the sizes with which the model multiplies by PIECE. For the kernel of a convolution of size 1: [outputs,
+    inputs]. For other tensors of two or more dimensions: its whole shape, if the model takes it into a matrix product,
+    the forward pass shows its layout, or it belongs to a `Linear`.
 
-    None for larger convolutions and other tensors, and if an einsum shows that it multiplies along other dimensions
+    None for larger convolutions and all other tensors, and if an einsum shows that it multiplies along other dimensions
     than the last two.
     """
     if len(piece.shape) > 2 and (piece.entry.how.startswith("conv") or piece.entry.module.startswith("Conv")):

@@ -109,8 +109,8 @@ def _near_misses(filling: Filling) -> None:
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """Fill each unit without a source, but for new heads, from the only unit of the source without a partner that is
     alike (`Filling.alike`: its path is equal, its name says the same kind of embedding, or it is between the same
-    pairs; if none is, by `_cuts_patches`). Nothing is filled if none or several are alike. Units of the source that
-    filled something when the call began do not count; two units may still get the same one.
+    pairs; if none is, by `_cuts_patches`). A unit for which none or several are alike stays empty. Units of the source
+    that filled something when the call began do not count; two units may still get the same one.
 
     If the two have equal sizes, it is filled if their names or JOINED support it (`_fill_of_equal_sizes`); if not, it
     is filled if a rule for the change of sizes is known (`_fill_of_other_sizes`). JOINED has all units filled from
@@ -146,8 +146,8 @@ def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit])
 
 def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     """Fill T from S, changed to the sizes of T, and return True. Return False, and do nothing, if no rule for these
-    sizes is known (`remedy`). The result is a question unless sizes show how to change them (`_sizes_show`), or the
-    question has options, and all are the same as the result (`_is_one_way`).
+    sizes is known (`remedy`). T gets the question of this rule unless sizes show how to change S (`_sizes_show`), or
+    the question has options, and all are the same as the result (`_is_one_way`).
 
     The two units become a pair of the matcher. Other tensors of T are filled from those of S with the same role and as
     many elements, reshaped, with the same question, but no options. If T is a word table, by the name of T or S or by
@@ -258,8 +258,8 @@ def _is_its_transpose(t: Unit, s: Unit) -> bool:
 
 def _of_other_sizes(filling: Filling) -> None:
     """Put a question into `filling.misses` for each tensor of a unit whose main tensor is not filled, if exactly one
-    unit of the source without a partner is alike (`Filling.alike`: an equal path or place), and its tensor of the same
-    role has other sizes as stored. The question names the key and the sizes of that tensor; a refusal prints it.
+    unit of the source without a partner is alike (`Filling.alike`), and its tensor of the same role has other sizes as
+    stored. The question names the key and the sizes of that tensor; a refusal prints it.
     Nothing is filled.
     """
     for t in filling.matching.free_targets:

@@ -29,9 +29,9 @@ def doubt_thirds(filling: Filling) -> None:
     size (`_are_thirds`), because the source's code may have another order of these parts.
 
     - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
-    - HALVES_BESIDE_THIRDS, with the other order of the columns as the option, for layers in the same module that take
-      two concatenated tensors of one size, unless both codes show equal names and sizes of these: code that cuts in an
-      order of its own may join in one, too.
+    - HALVES_BESIDE_THIRDS, with the other order of the columns as the option, for layers in the module of a layer that
+      got THIRDS, if they take two concatenated tensors of one size, unless both codes show equal names and sizes of
+      these two: code that cuts in an order of its own may join in one, too.
 
     Only tensors of `_written_anew` get questions, and none if the source has all keys of the model (`same_names`).
     """

@@ -111,7 +111,8 @@ class Cells:
                 side has count.
             cells: the cells to look at; all open ones if None.
             doubt: a question that all units of a split cell get (`_ask`); None for no question.
-            doubt_of: returns that question, or None, for a target and a source that leave as a pair, if DOUBT is None.
+            doubt_of: used if DOUBT is None: takes a target and a source that leave as a pair, and the targets and
+                sources of their cell, and returns such a question, or None.
         """
         moved: dict[int, _Cell] = {}
         for targets, sources in self.open() if cells is None else cells:
@@ -233,8 +234,8 @@ def _ask(question: Question[Unit], part: _Cell, cell: _Cell) -> None:
 
 def _may_split(by_label: Mapping[Hashable, _Cell], mode: Mode) -> bool:
     """Return whether a cell may be split by its labels. BY_LABEL has label -> (targets, sources), with None for units
-    without one. In MODE "some" and "one": True. In "all": if both sides have every label (also None) equally often. In
-    "fair": if the function `fair` says so. A cell whose units all have one label is only split in mode "one".
+    without one. False in MODE "all" unless both sides have every label (also None) equally often, in "fair" unless the
+    function `fair` says so, and in every mode but "one" if all units have one label; else True.
     """
     if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
         return False

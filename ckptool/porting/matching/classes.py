@@ -35,11 +35,12 @@ class Classes:
         (`_places`; files have them, too): units are partners if certain pairs show that their paths inside of their
         modules belong together (`_relations`). Return whether any cell was split.
 
-        A class of the target and one of the source count if each path of the target's class that certain pairs show
-        belongs to one path of the source's class, and the reverse, and there are two such paths or more. Only cells
-        with equally many units of both in such modules are split. The first such couple of classes that splits a cell
-        ends the search. The targets that have a label then, and evidence of the kind CLASS, note (class of the target,
-        class of the source) -> path inside of the source's module in `settled`.
+        A class of the target and one of the source are tried if each path of the target's class that certain pairs show
+        belongs to one path of the source's class, and the reverse, and there are two such paths or more. The path of a
+        unit is that inside of the outermost module of the class around it. Only cells with equally many units of both
+        sides in modules of the two classes are split. The first such couple of classes that splits a cell ends the
+        search. The targets that have a label then, and evidence of the kind CLASS, note (class of the target, class of
+        the source) -> path inside of the source's module in `settled`.
         """
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
         for kinds, relation in self._relations().items():
@@ -60,9 +61,9 @@ class Classes:
         return False
 
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
-        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes,
-        which are modules with equal paths of units in them (`_places`): path in the target's module -> path in the
-        source's module, as certain pairs show it.
+        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes:
+        path in the target's module -> path in the source's module, as certain pairs show it. The modules of a class
+        have equal paths of units in them (`_places`). Couples of classes without such pairs are left out.
 
         A pair counts if all its evidence is of the kinds NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its
         shape made it). If a scope around the target was paired only by order, the modules around that scope do not

@@ -76,9 +76,9 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
     from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
 
     Couples of members with different contents (colours of their targets) show it, if all agree (`direction`). If there
-    are none, or they contradict each other, all couples of members count instead, if other lists of the same two
-    modules show the same by members with different contents (one such list is enough for the same end, two for
-    opposite ends) and none shows the other. Of a list with more than 24 members, 24 to 47 are compared.
+    are none, or they contradict each other, all couples of members show it, if they agree and other lists of the same
+    two modules support it: by members with different contents, at least one list shows the same (two for opposite
+    ends), and none shows the contrary. Of a list with more than 24 members, 24 to 47 are compared.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
     for t, s in pairs:

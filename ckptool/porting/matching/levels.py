@@ -81,8 +81,8 @@ class Levels:
     def _are_sizes(self, own: Row, theirs: Row) -> bool:
         """Return whether just one of the lists OWN (of the model) and THEIRS (of the source) says by its name that its
         numbers are sizes: `scale0` may be the smallest, while `discriminators.0` sees the whole picture. False if they
-        do not have equally many members, if members of OWN take each other's outputs, or if the forward pass of one is
-        not known.
+        do not have equally many members, if members of OWN take each other's outputs, or if it is not known where a
+        member of OWN is in the forward pass.
         """
         members, others = self._lists[True][own], self._lists[False].get(theirs, {})
         followed = own in self._apart and all(part.own for part in members.values())
@@ -102,8 +102,9 @@ class Levels:
 
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
         """Return whether names show that the list THEIRS of the source is numbered by levels: its numbers are parts of
-        names (`stage3`), and so are those of another list of the source, which has the same numbers as THEIRS and
-        members with the same contents (units of each colour), in any order, as one of LEVELS, lists of the model.
+        names (`stage3`), and there is another list of the source whose numbers are parts of names, too, which has the
+        same numbers as THEIRS, and whose members have the same contents (units of each colour) as those of one of
+        LEVELS, lists of the model, in any order.
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]

@@ -1,10 +1,10 @@
 """Pair the units of two sides, by splitting cells until each cell holds one pair.
 
-All units of equal shapes begin in one cell. A piece of evidence gives every unit a label that means the same on both
-sides: its name, the pair of scopes around it, the word `query` in its name, the pair that runs before it. If both sides
-have equally many units of a label, the cell is split. Strong evidence is used first, and all rules run again whenever a
-cell was split: pairs make scopes known, and scopes decide about the units inside. Units that nothing splits, and units
-that only weak or contradictory evidence splits, are reported as guesses.
+All units of one colour (shape and kind) begin in one cell. A piece of evidence gives every unit a label that means the
+same on both sides: its name, the pair of scopes around it, the word `query` in its name, the pair that runs before it.
+If both sides have equally many units of a label, the cell is split. Strong evidence is used first, and all rules run
+again whenever a cell was split: pairs make scopes known, and scopes decide about the units inside. Units that nothing
+splits, and units that only weak or contradictory evidence splits, are reported as guesses.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class Matching:
 
     Attributes:
         pairs: (target, source) units, in the order of the target.
-        free_targets, free_sources: units without a partner, but for sources that `Matcher` left out from the start.
-        undecided: cells that nothing could split: (targets, sources).
-        new: those of `free_targets` that are heads in place of another head.
+        free_targets, free_sources: units that have no partner and are in no cell of `undecided`. Sources that `Matcher`
+            left out from the start are in no list.
+        undecided: cells with units of both sides that nothing could split further: (targets, sources).
+        new: the units of `free_targets` that are heads in place of another head of the source.
         later: units of the target in repeated blocks of which the source has only the first; in no other list.
     """
 
@@ -200,8 +201,8 @@ class Matcher:
         return pairs + last, lone + last
 
     def _last_ones(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the decided pairs of vectors or squares (all sizes above 1 are equal) that are not in PAIRS, and count
-        although nothing supports them; [] if PAIRS hold less than half of the target's units.
+        """Return the decided pairs that are not in PAIRS, and count although nothing supports them: pairs of vectors or
+        squares, whose sizes above 1 are all equal ([n], [n, n]). [] if PAIRS hold less than half of the target's units.
 
         For such a pair of T and S, one of these is true:
         - Both are the only units of their colour, and are squares or have running statistics (`_alone_by_size`).
@@ -272,13 +273,15 @@ class Matcher:
         return (id(own), id(theirs)) in known
 
     def _alone_by_size(self, t: Unit) -> bool:
-        """Return whether T is a matrix or a layer with statistics, and both sides have one unit of its colour."""
+        """Return whether each side has just one unit of T's colour, and T has running statistics or is no vector (it
+        has two or more sizes above 1, or none).
+        """
         vector = len(squeezed(t.main.shape)) == 1 and STATISTICS.isdisjoint(t.pieces)
         return self._alike[t.colour] == (1, 1) and not vector
 
     def _covers_model(self) -> bool:
         """Return whether each cell has equally many units of both sides, apart from cells of sources whose colour the
-        model does not have; these hold at most 10 percent of the sources.
+        model does not have. False if these cells together hold more than 10 percent of the sources.
         """
         cells = self.cells.groups().values()
         spare = [sources for targets, sources in cells if not targets and not self._wanted(sources[0])]
@@ -292,13 +295,13 @@ class Matcher:
         exceptions:
 
         - If OPEN_TARGETS, the units of the model without a partner, is empty: a pair in its place (`_in_its_place`),
-          and a pair of the only units of their colour. The latter gets the question all the same if FREE_S, the units
-          of the source without a partner, has a matrix of a colour that the model lacks: a new layer of the model may
-          replace that matrix.
+          and a pair of the only units of their colour. The latter is no exception if FREE_S, the units of the source
+          without a partner, has a matrix of a colour that the model lacks: a new layer of the model may replace that
+          matrix.
         - A pair before new heads (`_is_before_heads`).
         - Norms directly behind the two layers of a certain pair (`_is_directly_behind`).
 
-        PAIRS are all pairs of the result; LONE may have new heads as well, which are not among them.
+        PAIRS are all pairs of the result. LONE may also have pairs of new heads, which PAIRS lack.
         """
         whole = not open_targets
         nothing_left = not free_s
@@ -319,10 +322,10 @@ class Matcher:
         """Return whether T and S have the same place among the pairs CERTAIN, and the model runs all OPEN_TARGETS, its
         units without a partner, after T, as it runs new heads.
 
-        The same place: for each pair of CERTAIN, the output of T flows into its target, directly or through other
-        layers, if, and only if, its source is registered after S; that is so for at least one pair. T and S hold the
-        same roles, and are the only units of their colour. False if OPEN_TARGETS is empty, if it is not known when T or
-        one of them runs, or if the order of the source's keys means nothing.
+        The same place: for each pair (A, B) of CERTAIN, the output of T flows into A, directly or through other layers,
+        if, and only if, B is registered after S. At least one B is registered after S. False if T and S hold different
+        roles or are not the only units of their colour, if OPEN_TARGETS is empty, if it is not known when T or one of
+        OPEN_TARGETS runs, or if the order of the source's keys means nothing.
         """
         turns = [u.turn for u in (t, *open_targets)]
         ran = [turn for turn in turns if turn is not None]
@@ -342,8 +345,9 @@ class Matcher:
         return self._alike[s.colour][0] > 0
 
     def _supported(self, t: Unit, s: Unit) -> bool:
-        """Return whether a name, a scope or neighbours support T and S, a decided pair; the first row of `SUPPORT` with
-        an answer (True or False) decides, and T notes its name in `support`. False if no row has an answer.
+        """Return whether a name, a scope or neighbours support T and S, a decided pair. The first row of `SUPPORT` with
+        an answer (True or False) decides; T notes the name of this row in `support`, also if the answer is False. False
+        if no row has an answer; `support` then stays as it is.
         """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
@@ -431,7 +435,8 @@ class Matcher:
         - The two names have words that exclude each other (`_excluding_words`).
         - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
           source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
-          (`Orders.between`) and comes before both units of a certain pair. Nor for joined tensors of the source.
+          (`Orders.between`) and comes before both units of a certain pair. Nor for a source that is joined from
+          several tensors.
         - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
           names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
@@ -468,9 +473,9 @@ class Matcher:
 
     def _strangers_among_namesakes(self, pairs: list[Pair]) -> list[Pair]:
         """Return those of PAIRS whose two names differ without a good reason, while nearly all other names are equal:
-        equal paths below two prefixes (`Naming.exact`). If more than 20 percent are not, at most pairs of equal names
-        that say nothing ("0") are returned (`_other_names`). Such a target may be a new layer that only has the shape
-        of the source.
+        equal paths below two prefixes (`Naming.exact`). If more than 20 percent of PAIRS have other names, at most
+        pairs of equal names that say nothing ("0") are returned (`_other_names`). The target of a returned pair may be
+        a new layer that only has the shape of the source.
 
         The names differ if they have words that exclude each other, or if they are `_unlike`. In the second case, there
         is a good reason if both last names mean one role (`_of_one_role`), or if the module was renamed, as other pairs
@@ -498,12 +503,12 @@ class Matcher:
         return [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
 
     def _other_names(self, pairs: list[Pair], renamed: list[Pair]) -> list[Pair]:
-        """Return those of PAIRS without equal names (not in `_namesakes`), together with some pairs of RENAMED. If both
-        together are more than 20 percent of PAIRS, return only these pairs of RENAMED.
+        """Return the pairs of PAIRS without equal names (not in `_namesakes`), and the pairs of RENAMED whose equal
+        names say nothing. If both together are more than 20 percent of PAIRS, return only the latter.
 
-        RENAMED are the pairs of equal names below two unequal prefixes (a prefix on one side alone does not count). If
-        they are less than half of all pairs of equal names, the ones returned are those without a telling word below
-        the prefixes (`box_head.0` and `mask_head.0`: "0" says nothing); else none of RENAMED is.
+        RENAMED are the pairs of equal names below two unequal prefixes (a prefix on one side alone does not count). The
+        name of such a pair says nothing if it has no telling word below the prefixes (`box_head.0` and `mask_head.0`:
+        "0" says nothing), and RENAMED are less than half of all pairs of equal names.
         """
         named, names = self._namesakes(pairs), self.naming.exact
         few = 2 * len(renamed) < len(named)
@@ -564,8 +569,8 @@ class Matcher:
         T is a new head if the names of T and S exclude each other (a class token and a mask token), or if the model
         runs T after the targets of all known pairs (`_turn`). If the names of any known pair are not equal
         (`Naming.renamed`), the second reason only counts if T and S are vectors behind layers without partners
-        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`). It never counts if the
-        source's code runs S after the sources of all known pairs, too.
+        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`). The second reason never
+        counts if the source's code runs S after the sources of all known pairs.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -643,8 +648,8 @@ def _ids(pairs: Iterable[Pair]) -> set[tuple[int, int]]:
 
 
 def _turn(unit: Unit) -> float:
-    """Return the place of UNIT in the order of execution of its side, or its place in the state dict if that is not
-    known. Both count keys.
+    """Return the place of UNIT in the order of execution of its side; its place in the state dict if the former is not
+    known. Both places are counted in keys, so that they can be compared.
     """
     return unit.order if unit.used is None else unit.used
 
@@ -658,9 +663,9 @@ def _of_one_role(t: Unit, s: Unit) -> bool:
 
 
 def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
-    """Return whether T and S have equal last names in modules of different names, and a pair in KNOWN is in these two
-    modules. The modules are the paths before the components that both have at the end: `enc` and `text` for
-    `enc.attn.q` and `text.attn.q`. False if one has none left.
+    """Return whether T and S have equal last names in modules of different names, and KNOWN has a pair with its target
+    in the module of T and its source in that of S. The modules are the paths before the components that both have at
+    the end: `enc` and `text` for `enc.attn.q` and `text.attn.q`. False if nothing is left of one of the two paths.
     """
     same = common_start([t.path[::-1], s.path[::-1]])
     own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
@@ -682,8 +687,9 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
     model is built.
 
     Left out are buffers that may be learned (a codebook, a moving mean under another name), because they are matched
-    like other tensors: units with running statistics; units with a key whose last two components are those of a key of
-    SOURCE; and units of a colour and kind of type (`kind_of`) of which SOURCES have more than there are other targets.
+    like other tensors. These are: units with running statistics; units with a key whose last two components are those
+    of a key of SOURCE; and units of a colour and kind of type (`kind_of`) of which SOURCES have more units than TARGETS
+    have without such buffers.
     """
 
     def look(unit: Unit) -> tuple[object, str]:
@@ -737,8 +743,8 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
     """Return SOURCES without running averages (EMA). A unit is left out if its name marks it as an average
-    (`is_average`), its module holds a unit of the same colour that is no average, and SOURCES have more units of this
-    colour than TARGETS.
+    (`is_average`), the module around it directly holds a unit of the same colour that is no average, and SOURCES have
+    more units of this colour than TARGETS.
     """
     wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
     averages = [u for u in sources if is_average(u.path) and there[u.colour] > wanted[u.colour]]
@@ -752,9 +758,7 @@ def is_average(path: Sequence[str]) -> bool:
 
 
 def kind_of(entry: Entry) -> str:
-    """Return the kind of an entry's type: "float", "complex", "bool", or "int" for all others. Tensors of two kinds are
-    never paired.
-    """
+    """Return the kind of ENTRY's element type: "float" (also for bfloat16), "complex", "bool", or "int" for others."""
     return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
 
 

@@ -73,9 +73,9 @@ class Naming:
     def _best_prefixes(self, targets: list[Unit], sources: list[Unit]) -> tuple[Path, Path, list[Pair]] | None:
         """Return (prefix of TARGETS, prefix of SOURCES, the pairs (target, source) of one colour with equal paths below
         these) for the first couple of prefixes below which most paths agree; None if there is none. Looked at are the
-        12 couples with the most votes of targets, the most first, that have a vote of a source, too. A unit votes for
-        its shortest prefix below which the other side has its path and colour (`prefix_votes`). Pairs in lists that the
-        two sides count differently (`_counted_alike`) are left out.
+        12 couples with the most votes of targets, the most first; a couple without a vote of a source is passed over. A
+        unit votes for its shortest prefix below which the other side has its path and colour (`prefix_votes`). Pairs in
+        lists that the two sides count differently (`_counted_alike`) are left out.
 
         The two prefixes count if all of these are true:
         - There are two or more pairs: at least half as many as paths below the prefix of the side that has fewer; 90
@@ -112,7 +112,7 @@ class Naming:
 
     def by_hard_words(self) -> bool:
         """Split cells by labels that exclude one another: query and key, encoder and decoder. Units with a label that
-        both sides have equally often leave their cell. Return whether any cell was split.
+        both sides of their cell have equally often leave it. Return whether any cell was split.
         """
         return self._by_groups(hard=True)
 
@@ -138,8 +138,9 @@ class Naming:
         paired with `first` in modules whose layers have the same names. `_places_in_blocks` has these ways; the first
         that splits a cell ends the search. Return whether any cell was split.
 
-        A new pair gets the first open question, without its options, of the last decided pair at the same place that
-        has a doubt.
+        If a new cell is a pair, and a decided pair at the same place has a doubt, all units of the old cell get a
+        question: the first open one of the last such pair, with sources of the old cell as options in place of its own
+        (`cells.Cells.split`).
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)

@@ -57,9 +57,10 @@ class Neighbours:
                 return True
 
     def _round(self, rows: Iterable[_Row], doubt_of: Callable[[str], DoubtOf]) -> list[Pair]:
-        """Pair all units of the first kind that there is in the first of the orders ROWS that has any: first those
-        between two pairs, else those directly after a pair, else those directly before one. Return the pairs that are
-        decided now (`Cells.pair_off`); [] if there are none in any order. DOUBT_OF: see `split`.
+        """Take the first of the orders ROWS in which open units have paired neighbours. Pair the units between two
+        pairs there; if there are none, those directly after a pair; if there are none either, those directly before a
+        pair. Return the pairs that are decided now (`Cells.pair_off`); [] if no order has such units. DOUBT_OF: see
+        `split`.
         """
         for row in rows:
             for kind, pairs in row.found():

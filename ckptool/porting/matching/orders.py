@@ -48,8 +48,9 @@ _Vote = tuple[str, dict[int, int]]
 
 
 class Orders:
-    """Rules that split cells by orders (`by_…`). Each returns whether it split any cell; `by_neighbours` may return
-    False in spite of it.
+    """Rules that split cells by orders (`by_…`), and tests whether two units have the same place in an order
+    (`between`, `at_the_end`). Each rule returns whether it split any cell; only `by_neighbours` may return False in
+    spite of it.
     """
 
     def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
@@ -61,13 +62,14 @@ class Orders:
 
     def by_numbers(self) -> bool:
         """Split cells with equally many units of both sides by the ranks of the numbers in their paths ("first" is 1):
-        the units of the lowest number are partners, and so on; or of the lowest and the highest, if the sides count
-        from opposite ends (`_number_ranks`, which fills `backwards` then). Return whether any cell was split.
+        the units of the lowest number of both sides are partners, and so on; or those of the lowest and of the highest
+        number, if the sides count from opposite ends (`_number_ranks`, which may fill `backwards`). A cell without
+        ranks stays as it is. Return whether any cell was split.
 
-        If the ranks put the units in another order than execution and registration do (`_order_conflict`), a cell is
-        split only if both sides have the same numbers, and these do not count members of several lists
-        (`_of_several_rows`). If no pair of the two series is decided yet, the units get the question of
-        `_doubt_of_numbers`, if it has one (the forward pass, or a list beside it, speaks against equal numbers).
+        If the ranks pair the units in another way than execution and registration do (`_order_conflict`), a cell is
+        split only if both sides have the same numbers and its targets are not members of several lists
+        (`_of_several_rows`). If no decided pair is of the two series of the first target and the first source, all
+        units of a cell that is split get the question of `_doubt_of_numbers`, if it has one.
         """
         changed = False
         for targets, sources in self.cells.even():
@@ -86,14 +88,14 @@ class Orders:
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
         """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
         cell; equal ranks are partners. None if `units.number_ranks` returns None (the paths of a side do not all have
-        equally many numbers, or all have the same; or the sides do not have equally many units of a rank); its result
-        if TARGETS, or SOURCES, are of several series (paths without numbers).
+        equally many numbers, or all have the same; or the sides do not have equally many units of a rank). Its result
+        as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
-        other series in the list of TARGETS do (`_others_turned`); then all units get the lists around them in
-        `backwards`. None, too, if the decided pairs contradict both ways to count, or if the sources are ranked from
-        the highest number down and two units of a side have the same numbers.
+        if other series in the list of TARGETS do (`_others_turned`); then the lists around all these units are also
+        added to their `backwards`. None, too, if the decided pairs contradict both ways to count, or if the sources are
+        ranked from the highest number down and two units of a side have the same numbers.
         """
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
@@ -119,10 +121,14 @@ class Orders:
 
     def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
-        of them) from the other end: while the numbers of the target rise, those of the source fall, in its outermost
-        list around SOURCES, or if no pairs show how that is counted, in all of its outermost lists with such pairs.
-        These are of two or more couples of series (one of the target, one of the source). False if TARGETS are not in
-        several members of that list.
+        of them) from the other end: from one pair to the next, the number of the target in that list rises, and the
+        number of the source in its outermost list falls.
+
+        Only pairs with the target in that list are looked at. If those of them with the source in the outermost list
+        around SOURCES (around the first) show how it is counted, they alone decide. Else all outermost lists of the
+        source that show it decide, and all have to fall. The deciding pairs together need two or more different couples
+        (series of the target, series of the source). False if TARGETS have fewer than two numbers in their outermost
+        lists.
         """
         if len({rows(t.path)[0][1] for t in targets if rows(t.path)}) < 2:
             return False
@@ -143,10 +149,11 @@ class Orders:
         return sum(len(couples[row]) for row in shown) > 1 and {*shown.values()} == {-1}
 
     def _doubt_of_numbers(self, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about pairing TARGETS and SOURCES, members of two lists, by their numbers. It is asked if
-        the forward pass speaks against it (`_against_levels`), or if certain pairs show that the two sides count
-        another list in the same modules from opposite ends (`Scopes.counts_back_beside`). None if neither is so, or if
-        the paths of TARGETS, or those of SOURCES, do not differ in exactly one number.
+        """Return the question about pairing TARGETS and SOURCES, members of two lists, by their numbers: that of
+        `reason_against` if the forward pass speaks against equal numbers (`_against_levels` is not 0); else
+        AGAINST_LEVELS if certain pairs show that the two sides count another list in the same modules from opposite
+        ends (`Scopes.counts_back_beside`). None if neither is so, or if the paths of TARGETS, or those of SOURCES, do
+        not differ in exactly one number.
         """
         levels = self._against_levels(targets, sources)
         if levels:
@@ -232,9 +239,9 @@ class Orders:
         and SOURCES: first the orders of `Sequences.all`, the most reliable first, then "numbers" (`_number_ranks`). []
         if there are none.
 
-        "numbers" come first if the model uses the units in the order of their numbers (`_counted_as_used`). They are
-        left out if two units of a side have one rank. If there are no numbers and no other order, the ranks of
-        `_in_one_row`, if it has any, are "numbers".
+        "numbers" come first if the model uses the units in the order of their numbers (`_counted_as_used`). The ranks
+        of `_number_ranks` are left out if two units of a side have one rank. If they are left out or missing, and no
+        other order has all units, the ranks of `_in_one_row`, if it has any, are "numbers".
         """
         ranks = [(name, _rank(ts, targets), _rank(ss, sources)) for name, ts, ss in self.sequences.all()]
         votes = [(name, own | theirs) for name, own, theirs in ranks if len(own) == len(theirs) == len(targets)]
@@ -252,8 +259,8 @@ class Orders:
         """Return the question about the pairs that the first of VOTES (see `_votes`) makes of TARGETS and SOURCES; None
         if there is none. The first of these that fits:
 
-        - ORDERS_DISAGREE if a later vote makes other pairs, no later vote of the numbers makes the same pairs, and
-          nothing corroborates two or more of the pairs (`_corroborated`).
+        - ORDERS_DISAGREE if a later vote makes other pairs, no later vote of the numbers makes the same pairs, and two
+          or more of the pairs are not corroborated (`_corroborated`).
         - If the first vote is that of the numbers: ONLY_NUMBERS if the order of the source's keys means nothing and the
           paths of the two sides have different numbers, else None. None, too, if `_number_ranks` has no ranks.
         - None if a later vote of the numbers makes the same pairs.
@@ -276,12 +283,12 @@ class Orders:
         self, name: str, pairs: Sequence[Pair], loose: Sequence[Pair], targets: list[Unit], sources: list[Unit]
     ) -> Question[Unit] | None:
         """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES; None if there is none.
-        LOOSE are those of PAIRS that nothing corroborates.
+        LOOSE are those of PAIRS that nothing corroborates. The first of these that fits:
 
         - If NAME agrees on both sides to less than 60 percent (`Sequences.credit_of`): the question of `_against` about
           the first pair, if it has one.
-        - Else ORDERS_DIFFER_ELSEWHERE if LOOSE has two or more pairs, and certain pairs nearby keep NAME to less than
-          75 percent (`_agreement`).
+        - ORDERS_DIFFER_ELSEWHERE if LOOSE has two or more pairs, and certain pairs nearby keep NAME to less than 75
+          percent (`_agreement`).
         """
         weak = self.sequences.credit_of(name) < _LITTLE
         found = self._against(*pairs[0], targets, sources) if weak else None
@@ -298,14 +305,14 @@ class Orders:
         return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
 
     def by_chain(self) -> bool:
-        """Pair two units of one cell that, in an order of both sides, directly follow the units of a decided pair,
-        which may be a guess, the unit of the source in the same module as that of the pair; or that are the first in
-        this order (`_next_source`). The orders of `Sequences.all` are tried one after the other, each from its
-        beginning. Each call makes at most one pair. Return whether it made one. The pair is a question if
-        `_doubt_of_next` has one.
+        """Make a pair of a target T and a source S of one cell that have the same place in an order: T is directly
+        behind the target of a decided pair, which may be a guess, and S directly behind the source of that pair, in the
+        same module; or T and S are both the first (`_next_source`). The orders of `Sequences.all` are tried one after
+        the other, each from its beginning. Each call makes at most one pair. Return whether it made one. The pair is a
+        question if `_doubt_of_next` has one.
 
-        In a cell of at most eight units, a first unit gets the source with the most similar name (`_most_similar`) if
-        that is another one, as a question.
+        If T is the first in a cell of at most eight units, and another source of the cell has the most similar name
+        (`_most_similar`), T gets that source, with the question SEVERAL_FIT.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -378,7 +385,7 @@ class Orders:
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether T and S directly follow the two units of one decided pair in the orders TARGETS and SOURCES,
-        and no unit after them has a partner. False if an order lacks the unit.
+        and no unit behind T or behind S has a partner. False if TARGETS lack T, or SOURCES lack S.
         """
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
@@ -393,8 +400,8 @@ class Orders:
         directly after T and S match. Two units match if they are a decided pair, or are in partner blocks. Two ends of
         an order match; an end and a unit do not.
 
-        Two blocks are partners here if each of the two units is paired with a unit in the other block, and T and S are
-        not in these blocks: code may begin and end a block with other layers.
+        Two blocks are partners here if each of the two units has a partner in the other block. They do not count if T
+        or S is in one of them: code may begin and end a block with other layers.
         """
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
@@ -456,16 +463,17 @@ class Orders:
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Return whether names (`_most_similar`) or numbers (`_numbered_alike`) speak for the pair of T and S, and for
-        no other pair of the cell TARGETS, SOURCES.
+        """Return whether names or numbers speak for the pair of T and S, of the cell TARGETS, SOURCES. One of two is
+        enough: their names are more similar than T is to any other of SOURCES and S to any other of TARGETS
+        (`_most_similar`), or T and S have the same number or rank (`_numbered_alike`).
         """
         return _most_similar(t, s, targets, sources) or self._numbered_alike(t, s, targets, sources)
 
     def _numbered_alike(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether the numbers in the paths speak for the pair of T and S, of the cell TARGETS, SOURCES: T and S
-        have the same rank (`_number_ranks`). If there are no ranks, or several units of a side have one rank, return
-        whether S has the same numbers as T, and no other unit of the cell has them. False if the path of T has no
-        number. As `_number_ranks`, it may fill `backwards` of the units.
+        have the same rank (`_number_ranks`), and each unit of a side has a rank of its own. If there are no ranks, or
+        several units of a side have one rank: whether S has the same numbers as T, and no other unit of the cell has
+        them. False if the path of T has no number. As `_number_ranks`, it may fill `backwards` of the units.
         """
         if not t.numbers:
             return False
@@ -481,9 +489,9 @@ class Orders:
         Pairs that an order made do not count.
 
         Near are the units in the innermost pair of scopes around TARGETS and SOURCES (`Scopes.around`), of which fewer
-        than 96 are looked at. If TARGETS are of one series, and SOURCES, too, only pairs of the same two series are
-        compared with each other. It is 1, too, for NAME "execution order" if SOURCES are of one series and are
-        registered in the order of their numbers (`_counted_as_stored`).
+        than 96 are looked at. If TARGETS are of one series, and SOURCES, too, a couple counts only if its two targets
+        are of one series and its two sources, too, whichever these are. The result is 1, too, for NAME "execution
+        order" if SOURCES are of one series and are registered in the order of their numbers (`_counted_as_stored`).
         """
         if name == "execution order" and _counted_as_stored(sources):
             return 1.0  # what is numbered in the order in which it is stored is used in that order

@@ -78,9 +78,9 @@ class Owners:
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
         """Return the norm of NORMS that belongs to PART by the order of execution. NORMS and PART are units of the
-        target in one block. If the unit that the model runs first in this block is a vector, it is the norm that runs
-        last before all of PART; else the norm that runs first after all of PART. None if there is no such norm, or if
-        NORMS and PART are not known to run in one block (`_run_in_one_block`).
+        target. If the unit that the model runs first in their block is a vector, it is the norm that runs last before
+        all of PART; else the norm that runs first after all of PART. None if there is no such norm, or if NORMS and
+        PART are not known to run in one block (`_run_in_one_block`).
         """
         if not _run_in_one_block(norms, part):
             return None

@@ -27,10 +27,11 @@ class Scope:
         units: the units below it whose colour the other side has.
         words: the words of its path.
         partner: the scope of the other side that it is paired with, or None.
-        doubts: the questions about this pair; the target has them.
-        whole: whether it and its partner held equally many units of every cell when they were paired, and are `all`.
-        all: False for the outermost module if the other side lacks the colour of a unit; else True.
-        in_order: whether only an order made its pair; the target has it.
+        doubts: the questions about this pair; the scope of the target has them, that of the source has none.
+        whole: whether it and its partner held equally many units of every cell when they were paired, and `all` is True
+            for both.
+        all: False for the outermost module if the other side lacks the colour of one of its units; else True.
+        in_order: whether only an order decided which scope is its partner; always False for scopes of the source.
     """
 
     path: tuple[str, ...]
@@ -130,13 +131,14 @@ class Scopes:
         - No scope of a side: nothing is done. One of each side: they are paired, unless pairs of modules around them
           exclude it (`_is_outside`).
         - Several: nothing is done if one side has a list of modules with parts (`steps.0.scale`), and the other a list
-          for each part (`scale.0`, `_crosswise`). Else the first function of `_labels` that divides them does so: its
-          values differ, and one of them, not None, is there on both sides equally often; if the sides have equally many
-          scopes, any other value, but for None, has to be on one side only, the same side for all (`fair`). Scopes with
-          a value that is there equally often are then paired with each other in this same way; if the sides have
-          equally many scopes, so are all that are left, together.
-        - Equally many scopes that no label divides: they are paired by their words (`_join_by_words`), or else, with
-          IN_ORDER, by their order (`_pair_in_order`).
+          for each part (`scale.0`, `_crosswise`). Else the first function of `_labels` that divides them does so. It
+          divides them if its values differ, and at least one value other than None is there on both sides equally
+          often. If the sides have equally many scopes, each value that is not there equally often, except None, also
+          has to be on one side only, the same side for all such values (`fair`). Scopes with a value that is there
+          equally often are then paired with each other in this same way; if the sides have equally many scopes, so are
+          all scopes that are left, together.
+        - No function divides them: if there are equally many, they are paired by their words (`_join_by_words`), or
+          else, with IN_ORDER, by their order (`_pair_in_order`). If there are not, they stay without a partner.
         """
         if not targets or not sources or (len(targets) == len(sources) == 1):
             for target, source in zip(targets, sources, strict=False):  # the only ones, if both are there
@@ -177,8 +179,9 @@ class Scopes:
         return False
 
     def counts_back_beside(self, own: Series, theirs: Series) -> bool:
-        """Return whether certain pairs show a list in the modules around those of OWN and THEIRS, a series of the
-        target and one of the source, that the two sides count from opposite ends.
+        """Return whether certain pairs show that the two sides count some list from opposite ends, and this list is in
+        the same module as OWN in the target, and in the same module as THEIRS in the source. OWN and THEIRS are a
+        series of the target and one of the source.
         """
         if self._counted is None:
             self._counted = Ways((t.path, s.path) for t, s in self.cells.certain())
@@ -235,10 +238,14 @@ class Scopes:
         """Pair TARGETS and SOURCES, equally many scopes with equal contents, in the first of their orders (`_votes`),
         and set `in_order` of the targets. Nothing is done if `_votes` has no order.
 
-        If `_other_end` says that the two sides count them from opposite ends, and their paths have numbers that rank
-        them (`number_ranks`), the first is paired with the last instead, and so on, and all their units get the lists
-        around these scopes in `backwards`. The targets, and all units in them, get the question of `_other_end`; if it
-        has none, that of `_disagreement`; if that has none, no question.
+        Two things change this. If `number_ranks` ranks their paths by numbers, and `_other_end` says that the two sides
+        count them from opposite ends, the first is paired with the last, and so on; the units of all of them then get
+        the lists around these scopes in `backwards`. If it does not say so, lists of the source may be turned
+        (`_from_the_other_end`).
+
+        The targets and all their units get one question: that of `_other_end`, or else that of `_disagreement`, or else
+        FROM_THE_OTHER_END if `_from_the_other_end` turned a list; none if none of these has one. `_other_end` is not
+        asked without number ranks.
         """
         votes = self._votes(targets, sources)
         if not votes:
@@ -263,12 +270,17 @@ class Scopes:
                     unit.ask(doubt)
 
     def _from_the_other_end(self, targets: Sequence[Scope], chosen: Sequence[Scope]) -> list[Scope] | None:
-        """Return CHOSEN, the partners of TARGETS, with the members of lists of the source in the opposite order, for
-        those lists whose numbers then rise or fall along the targets, and do not with CHOSEN; None if there is no such
-        list. Pairs of other scopes in this list of the source count, too; a list without such a pair stays.
+        """Return CHOSEN, the partners of TARGETS, with some lists of the source turned: of the members of such a list
+        that are in CHOSEN, the one with the lowest number changes places with the one with the highest, and so on. None
+        if no list is turned, or if the path of a target does not have exactly one number.
 
-        `blocks.5` is paired with `up.2.attn`, and `blocks.15` with `up.0.block`: so `blocks.4` and `blocks.6` are of
-        `up.2`, not of `up.1`. The paths of the targets have one number, and those of members of lists two or more.
+        A list is turned if its numbers neither rise nor fall along the numbers of their targets, but do if it is
+        turned. Pairs that were made before count, too, if their source is in this list and their target has the path of
+        TARGETS apart from digits. A list stays without such a pair, and if a scope has no counterpart with the same
+        path in the other member. Sources with one number in their path stay.
+
+        If `blocks.5` is paired with `up.2.attn`, and `blocks.15` with `up.0.block`, then `blocks.4` and `blocks.6` get
+        scopes in `up.2`, not in `up.1`.
         """
         if {len(numbers(t.path)) for t in targets} != {1}:
             return None
@@ -300,10 +312,10 @@ class Scopes:
         """Return (name of an order, partners) for each order of TARGETS and SOURCES, equally many scopes: the partners
         are SOURCES, sorted so that the n-th is the partner of the n-th of TARGETS in this order. [] if there is none.
 
-        The first is "numbers in their names", if `number_ranks` gives no two scopes of a side one rank. Then come
-        "execution order" and "registration order" of the target, each with registration of the source, the more
-        reliable first; neither if the order of the source's keys means nothing, and no execution order if it is not
-        known when one of TARGETS runs.
+        The first is "numbers in their names", if `number_ranks` has ranks for them, and no two scopes of a side have
+        one rank. Then come "execution order" and "registration order" of the target, each with registration of the
+        source, the more reliable first. Both are missing if the order of the source's keys means nothing; "execution
+        order" is also missing if it is not known when one of TARGETS runs.
         """
         votes: list[_Vote] = []
         numbered = number_ranks(targets, sources)
@@ -425,9 +437,9 @@ class Scopes:
         return id(scope if is_target else scope.partner)
 
     def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
-        """Return the units of the target that are in the innermost pair of scopes with all TARGETS in its scope of the
-        target and all SOURCES in that of the source (only units whose colour the source has); all units of the target
-        if there is no such pair.
+        """Return the units of a scope of the target (only those whose colour the source has): of the innermost one that
+        has a partner, holds all TARGETS, and whose partner holds all SOURCES. If there is none, all units of the
+        target.
         """
         own, theirs = set(map(id, targets)), set(map(id, sources))
         for scope in self._inner.get(id(targets[0]), ()):
@@ -441,8 +453,8 @@ class Scopes:
         return all(scope.partner is not None for scope in self._inner.get(id(unit), ()))
 
     def in_order(self, unit: Unit) -> int:
-        """Return the length of the path of the innermost scope around UNIT, of the target, that only an order paired; 0
-        if none.
+        """Return the number of components in the path of the innermost scope around UNIT, a unit of the target, whose
+        partner only an order decided; 0 if there is none.
         """
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
@@ -465,7 +477,9 @@ class Scopes:
 
 
 def _outer_list(path: Path) -> Path | None:
-    """Return the path of the outermost list around the module PATH; None if there is none."""
+    """Return the path of the outermost list that the module PATH is in, directly or deeper: `up` for `up.2.block.1` and
+    for `up.2`. None if there is none.
+    """
     return next((path[:at] for at, component in enumerate(path) if component.isdecimal()), None)
 
 
@@ -475,7 +489,9 @@ def _member(path: Path, around: Path) -> tuple[int, Path]:
 
 
 def _one_way(pairs: Sequence[tuple[tuple[int, ...], int]]) -> bool:
-    """Return whether the second numbers of PAIRS rise or fall in this order; equal ones may follow one another."""
+    """Return whether the second numbers of PAIRS, in the order of PAIRS, never fall, or never rise; equal ones may
+    follow one another. True for fewer than two pairs.
+    """
     values = [value for _, value in pairs]
     return values in (sorted(values), sorted(values, reverse=True))
 
@@ -509,9 +525,9 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
     """Return `id` of a scope -> (n, place): its outermost list has n members with scopes of its side, TARGETS or
     SOURCES, and the member with this scope is at this place among them, from 0. Scopes in no list are left out.
 
-    {} unless both sides have each (n, place) equally often, and there are two or more different ones, but fewer than
-    TARGETS. So some members hold several scopes; the other side may have a list for each of these: `steps.0.first` and
-    `first.3`, if 3 is the lowest number there, both belong to the first step.
+    {} unless three things are true: both sides have each (n, place) equally often; there are two or more different
+    ones; and these are fewer than TARGETS, so that some have several scopes. The other side may have a list for each of
+    these: `steps.0.first` and `first.3`, if 3 is the lowest number there, both belong to the first step.
     """
     places: dict[int, tuple[int, int]] = {}
     sizes = []
@@ -530,8 +546,8 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 
 
 def _namesakes(own: Sequence[Path], theirs: Sequence[Path]) -> dict[Path, Path]:
-    """Return path of OWN -> path of THEIRS for paths that share words which not all paths of their side have
-    (`_words_apart`). The result has all paths of OWN, or is {}.
+    """Return path of OWN -> path of THEIRS, two lists of equally many paths, for paths that share words which not all
+    paths of their side have (`_words_apart`). The result has all paths of OWN, or is {}.
 
     - Each path of OWN shares such words with exactly one path of THEIRS, and no two with the same one: these are the
       partners.
@@ -605,8 +621,8 @@ def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _said(path: Path) -> frozenset[str]:
-    """Return the telling words of PATH, and "GROUP:LABEL" for the labels of its components that do not exclude
-    others.
+    """Return the telling words of PATH, and "GROUP:LABEL" for each label of its components in a group whose words do
+    not exclude each other.
     """
     meant = [labels(words_of((component,)), hard=False) for component in path]
     return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
@@ -618,7 +634,9 @@ def _begins(path: Path, other: Path) -> bool:
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
-    """Return how many words, without words for containers, and how many labels the paths of T and S share."""
+    """Return the number of words, without words for containers, that the paths of T and S share, plus the number of
+    labels that they share.
+    """
     said = [labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)]
     return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
 
@@ -647,7 +665,7 @@ def _join_scopes(target: Scope, source: Scope, doubt: Question[Unit] | None = No
 
 
 def _ranks(places: Sequence[float | None]) -> list[int]:
-    """Return the rank, from 0, of each of PLACES; [] if one is None."""
+    """Return the rank, from 0, of each of PLACES: [2, 0, 1] for 9, 1 and 4. [] if one of them is None."""
     known = [place for place in places if place is not None]
     order = sorted(range(len(known)), key=known.__getitem__)
     return [order.index(at) for at in range(len(known))] if len(known) == len(places) else []

@@ -136,7 +136,7 @@ def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
 
 def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | None:
     """Return (the one series that all PATHS belong to, the number of each path in it, in their order), if PATHS differ
-    in exactly one number: (`h.{}.a`, (0, 1)) for `h.0.a` and `h.1.a`.
+    in exactly one number: (`h.{}.a`, (0, 1)) for `h.0.a` and `h.1.a`. A single path has to have exactly one number.
 
     None if they have no series in common, if they have several, if two paths have the same number, or without paths.
     """
@@ -194,8 +194,9 @@ class Relation(Generic[P]):
         return len(self.sure()) == len(self._there)
 
     def labels(self, targets: Mapping[int, P], sources: Mapping[int, P]) -> dict[int, P]:
-        """Return `id` of a unit -> label, the place of the source, for units whose places always go together (`sure`);
-        other units are left out. It is equal for TARGETS and SOURCES that correspond.
+        """Return `id` of a unit -> label, which is the place of the source: for one of TARGETS, the place that always
+        goes together with its own (`sure`); for one of SOURCES, its own place, if `sure` leads to it. Other units are
+        left out. The label is equal for a target and a source that correspond.
 
         Args:
             targets, sources: `id` of a unit -> its place.

@@ -174,14 +174,18 @@ TELLING: tuple[Rule[Split], ...] = in_order(
 
 
 def _by_evidence(_: Matcher, t: Unit, s: Unit) -> bool | None:
-    """Return True if one of the paths of T and S ends with the other, or if evidence supports T; else None."""
+    """Return True if the path of T ends with that of S, or that of S with that of T, or if a piece of evidence of T is
+    enough (`Evidence.supports`); else None.
+    """
     ends = s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path
     return True if ends or any(e.supports for e in t.evidence) else None
 
 
 def _by_similar_name(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    """Return True if the names of T and S are similar or related; else None. None, too, if T has no evidence, or none
-    but the modules around it, and T or S is in a part without other pairs (`in_unused_parts`).
+    """Return True if the names of T and S are similar (`similarity` of more than 0.15) or `related`; else None.
+
+    None, too, if two things are true: T has no evidence, or none but the modules around it; and T or S is in a module
+    without other pairs (`in_unused_parts`).
     """
     if all(e.kind is Kind.SCOPE for e in t.evidence) and matcher.in_unused_parts(t, s):
         return None
@@ -195,8 +199,8 @@ def _by_telling_words(_: Matcher, t: Unit, s: Unit) -> bool | None:
 
 
 def _by_end(matcher: Matcher, t: Unit, s: Unit) -> bool | None:
-    """Return True if T and S are at the end (`Orders.at_the_end`), and are the only units of their colour, or have
-    their place among the look-alikes as evidence; else None.
+    """Return True if two things are true; else None. T and S are at the end (`Orders.at_the_end`). And they are the
+    only units of their colour on their sides, or T has its place among the look-alikes as evidence.
     """
     alone = matcher.alike(t) == (1, 1) or any(e.is_rank for e in t.evidence)
     return True if alone and matcher.orders.at_the_end(t, s) else None

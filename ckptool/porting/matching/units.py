@@ -167,7 +167,7 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
       `weight_g`; "bias": it holds a bias alone;
     - "row": a table with one row (`_is_row`); "index": its main tensor is of the type int64, int32 or bool, and has
       more than one element, so that it is no weight;
-    - "one": its weight has one dimension other than 1, and its bias is a single number (a layer with one output);
+    - "one": its main tensor has one dimension other than 1, and its bias is a single number (a layer with one output);
     - "" for all others.
     """
     family = ""
@@ -235,10 +235,10 @@ def _without_numbers(path: Path) -> Path:
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
-    """Return `id` of a unit -> rank, from 0, of all numbers in its path ("first" is 1, too), compared one after the
-    other, among TARGETS or among SOURCES. Units of a side with the same numbers have one rank. If the numbers of a
-    source correspond to those of a target in another order (`blocks.2.conv1` and `convs1.2`), they are compared in the
-    target's order (`_columns`).
+    """Return `id` of a unit -> its rank, from 0, among the units of its side (TARGETS or SOURCES), sorted by all the
+    numbers in their paths ("first" is 1, too). Units of a side with the same numbers have one rank: 0, 1, 1 for `a.0`,
+    `a.2`, `b.2`. If the numbers of a source correspond to those of a target in another order (`blocks.2.conv1` and
+    `convs1.2`), they are compared in the target's order (`_columns`).
 
     None if the paths of a side do not all have equally many numbers, if they all have the same numbers, or if the two
     sides do not have equally many units of each rank.
@@ -387,7 +387,7 @@ def parts_around(path: Sequence[str]) -> list[Path]:
 
 
 def around(paths: Sequence[Path]) -> Path:
-    """Return the path of the innermost module around all PATHS."""
+    """Return the path of the innermost module around all PATHS: `h.0` for `h.0.q` and `h.0.k`, or `h.0.q` alone."""
     return paths[0][: min(common_start(paths), len(paths[0]) - 1)]
 
 

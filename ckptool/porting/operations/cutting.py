@@ -206,11 +206,13 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         return by_heads(heads, *values) if along and all(a[3] == b[2] for a, b in pairwise(ends)) else None
 
     def begins(self, params: tuple[Any, ...]) -> int:
-        """Return the number of the first part that PARAMS (heads, n, i, j) take."""
+        """Return i of PARAMS (heads, n, i[, j]): the number of the first part that is taken."""
         return int(params[2])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code: a call of the helper `of_heads` for the text ARGS[0] and PARAMS (heads, n, i, j)."""
+        """Return the torch code: a call of the helper `of_heads` for the text ARGS[0] and PARAMS (heads, n, i[, j]); j
+        is always written.
+        """
         return f"of_heads({args[0]}, {listed(_with_end(params))})"
 
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
@@ -289,10 +291,10 @@ class Cat(Join):
         return join(params[0], parts, widest(parts), shape)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return an expression that equals the concatenation X with fewer operations, or an equal one. The parts of a
-        `cat` along the same dimension directly inside of X become parts of X; neighbouring slices of one tensor that
-        continue each other become one slice; a slice of all elements becomes its tensor (`_merged`,
-        `Slice.simplified`). If one part is left, it is returned without a `cat`.
+        """Return an expression that equals the concatenation X, with fewer operations if possible. The parts of a `cat`
+        along the same dimension directly inside of X become parts of X; neighbouring slices of one tensor that continue
+        each other become one slice; slices are simplified (`Slice.simplified`), so that a slice of all elements becomes
+        its tensor. If one part is left, it is returned without a `cat`.
         """
         merged = _merged(x.args, int(x.params[0]))
         return cat(int(x.params[0]), *(simplified(arg, shapes) if arg.op == "slice" else arg for arg in merged))
@@ -446,7 +448,7 @@ def select(x: Expr, dim: int, index: int) -> Expr:
 
 
 def of_heads(x: Expr, heads: int, n: int, index: int) -> Expr:
-    """Return the expression of part INDEX of the N equal parts that each head of X has."""
+    """Return the expression of part INDEX of the N equal parts of rows that each of the HEADS heads of X has."""
     return Expr("of_heads", (x,), (heads, n, index))
 
 

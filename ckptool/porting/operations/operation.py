@@ -154,7 +154,8 @@ class Operation(ABC):
     def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
         """Return the sizes of the COUNT tensors that the operation reads if its result has SHAPE, as far as SHAPE shows
         them: a tensor that is cut may be larger, and tensors that are joined are taken to be of equal sizes. [] if
-        SHAPE shows nothing. PARAMS are its other arguments.
+        SHAPE shows nothing. PARAMS are its other arguments. An operation without a method of its own returns [SHAPE] if
+        `keeps_sizes` is set, else [].
         """
         return [shape] if self.keeps_sizes else []
 
@@ -221,7 +222,7 @@ class Calculation(Operation):
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """Return the torch code: a call of the helper, which has the name of the operation, for the texts ARGS, then
-        PARAMS. Numbers that may be real are written as such.
+        PARAMS. If the pattern `params` is `REAL`, PARAMS are written as floats (2 as 2.0).
         """
         numbers = map(float, params) if self.params == REAL else params
         return f"{self.name}({listed([*args, *numbers])})"

@@ -32,7 +32,7 @@ class Transpose(View):
         return permuted(x, *range(n - 2), n - 1, n - 2)
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
-        """Return the transposition X, or the tensor inside of it if that is transposed already."""
+        """Return X as it is, but x for X = `transpose(transpose(x))`."""
         return transpose(x.args[0])
 
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:

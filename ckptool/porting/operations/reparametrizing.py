@@ -13,8 +13,8 @@ from .operation import REAL, Calculation, Expr, Shape, listed, need
 class WeightNorm(Calculation):
     """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v * g / |v|.
 
-    |v| has a norm for each element of v along one dimension: the first in which g is not of size 1, or the rows, if g
-    has another number of dimensions than v. If g has one element, |v| is the norm of all of v.
+    |v| has the norms over all dimensions of v but one, which is the first in which g is not of size 1, or the first of
+    all (rows), if g has another number of dimensions than v. If g has one element, |v| is the norm of all of v.
     """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
@@ -46,9 +46,9 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return v * g / |v| for ARRAYS (g, v), where |v| is the norm over all dimensions but that of g: the first in
-        which g is not of size 1, or the rows, if g has another number of dimensions than v. If g has one element, |v|
-        is the norm of all of v.
+        """Return v * g / |v| for ARRAYS (g, v), where |v| has the norms over all dimensions of v but one, the first in
+        which g is not of size 1, or the first of all (rows), if g has another number of dimensions than v. If g has one
+        element, |v| is the norm of all of v.
         """
         import numpy as np
 
@@ -200,8 +200,8 @@ class _Folded(Calculation):
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the first tensor. Raise RuleError unless each of the others is a vector with one element
-        per row of it.
+        """Return the sizes of the weight or bias, the first of SHAPES. Raise RuleError if it has no dimensions, or if
+        one of the other tensors is not a vector with one element for each of its rows.
         """
         w, *rows = shapes
         fits = bool(w) and all(s == w[:1] for s in rows)
@@ -262,7 +262,7 @@ def fold_bias(
 
 
 def weight_norm(g: Expr, v: Expr) -> Expr:
-    """Return the expression that scales V so that its norms are G."""
+    """Return the expression that scales V so that its norms are G. `WeightNorm` says over which dimensions they are."""
     return Expr("weight_norm", (g, v))
 
 

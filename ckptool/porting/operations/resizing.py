@@ -69,7 +69,7 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
         return (*shape[:dim], size, *shape[dim + 1 :])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return the only array with n elements along dimension dim: behind its own, each new one is the mean of its
+        """Return the only array with n elements along dimension dim: first its own, then new ones, each the mean of its
         own along dim. PARAMS are (dim, n).
         """
         import numpy as np

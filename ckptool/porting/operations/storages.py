@@ -133,7 +133,8 @@ class Computed:
     """The bytes of one computed tensor, which are computed each time they are read.
 
     Attributes:
-        compute: returns the values of the tensor for the list of values of PARTS, as float64 if LIKE is, else float32.
+        compute: takes the values of PARTS as a list of arrays (float64 if LIKE is float64, else float32), and returns
+            the values of the tensor.
         parts: the tensors that it is computed from.
         like: a tensor with the type to write.
         length: number of bytes.

@@ -205,14 +205,16 @@ def _orders(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for two to four ROWS of one size in any other order."""
+    """Yield (label, new rows) for each other order of ROWS, if they are two to four of one size; else nothing."""
     if 2 <= len(rows) <= 4 and len({r.rows for r in rows}) == 1:
         for order in islice(permutations(range(len(rows))), 1, None):
             yield f"parts in the order {order}", [rows[i] for i in order]
 
 
 def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for two to four ROWS of several sizes, cut from WHOLE in any other order."""
+    """Yield (label, new rows) for each other order in which ROWS may be cut from WHOLE (`_cut_in_order`), if they are
+    two to four of several sizes; else nothing. The new rows have the sizes of ROWS, in their order.
+    """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
         for order in islice(permutations(range(len(rows))), 1, None):
@@ -220,13 +222,17 @@ def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[s
 
 
 def _cut_in_order(whole: Rows, sizes: Sequence[int], order: Sequence[int]) -> list[Rows]:
-    """Return the parts of WHOLE that have SIZES rows, where ORDER says which part comes first in WHOLE, which next."""
+    """Return the parts of WHOLE with SIZES rows, in the order of SIZES. ORDER has the indices of the parts in the order
+    in which WHOLE holds them: for SIZES [2, 1] and ORDER (1, 0), part 0 is rows 1 and 2 of WHOLE, part 1 is row 0.
+    """
     ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
     return [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
 
 
 def _two_exchanged(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) with two of ROWS of one size exchanged, if they are three or more, of several sizes."""
+    """Yield (label, new rows) for each two of ROWS that have one size: ROWS with these two exchanged. Nothing if ROWS
+    are fewer than three, or all have one size.
+    """
     if len(rows) > 2 and len({r.rows for r in rows}) > 1:
         for i, j in combinations(range(len(rows)), 2):
             if rows[i].rows == rows[j].rows:

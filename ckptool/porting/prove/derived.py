@@ -141,9 +141,9 @@ class Derived:
         return ex.reshape(x, (1,) * (len(shape) - len(have)) + have, have)
 
     def _rows(self, table: Any, places: torch.Tensor, shape: Shape) -> Expr | None:
-        """Return the expression of the rows of TABLE at the indices PLACES, reshaped to SHAPE. None unless the indices
-        follow one another (`3, 4, 5`), if there are none, if TABLE has no expression, or if SHAPE, without its last
-        dimension, does not have as many places as there are indices.
+        """Return the expression of the rows of TABLE at the indices PLACES, reshaped to SHAPE. None if there are no
+        indices, if they do not follow one another (`3, 4, 5`), if TABLE has no expression, or if SHAPE, without its
+        last dimension, does not have as many places as there are indices.
         """
         x = self._whole(table)
         if x is None or not places.numel() or places.numel() != prod(shape[:-1]):

@@ -61,7 +61,8 @@ class Use:
 
     Attributes:
         index: the place of the use in the order of execution.
-        kind: "linear", "conv", "depthwise", "table", "norm", "scale", "shift" or the name of another operation.
+        kind: "linear", "conv", "deconv", "depthwise", "grouped conv", "grouped deconv", "table", "norm", "scale",
+            "shift" or the name of another operation.
         held: the weights by their roles: "weight", "bias", …
         taken: fingerprints of the input, one row per channel, in order; None if its channels are not known.
         given: fingerprints of the output, one row per channel, in order.
@@ -228,7 +229,8 @@ class Flow:
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the same forward pass with its weights as expressions over other keys. MADE_OF has old key -> its
         expression over the new keys. If an old key is not in MADE_OF, the weights that are made of it have no
-        expression, and only the new keys of their other old keys.
+        expression, and only the new keys of their other old keys. The result compares channels as by default, whatever
+        `tell_apart_by` set.
         """
         uses = [_renamed(use, made_of) for use in self.uses]
         return Flow(uses, self.outputs, self.behind, self.tails, self.places)
@@ -258,8 +260,8 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
 
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
-    """Return `Use.told` -> a joined use, for each two or more of USES with the same weights used in the same way (equal
-    `Use.told`). Left out are those with outputs of several sizes; {} if there are none.
+    """Return `Use.told` -> a joined use, for each group of two or more of USES with the same weights used in the same
+    way (equal `Use.told`). Groups with outputs of several sizes are left out; {} if there are no groups.
 
     The joined use has the index and weights of the first, and fingerprints as of one output with the values of all
     outputs (`_together`). Its input is made likewise, if all inputs are known, with equally many channels; else None.

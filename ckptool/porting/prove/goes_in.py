@@ -49,12 +49,12 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """Yield one change (label, key -> expression) that gives new weights and biases to all matrices in FRONTS at once:
-    those of the source's layer with the same input and as many rows. A matrix stays as it is unless there is just one
-    such layer, or if no expressions for its keys make its new weight (`Ground.put`). A bias that the source's layer
-    lacks is zeros.
+    those of the source's layer with the same input and as many rows. A matrix stays as it is if there is no such layer
+    or more than one, or if no expressions for its keys make its new weight and bias (`Ground.put`). A bias that the
+    source's layer lacks is zeros.
 
-    Nothing if no matrix is left, or if all have these weights already. It is for the members of a stack, of which one
-    alone would not show in an output.
+    Nothing if no matrix gets a new weight, or if all have these weights already. It is for the members of a stack, of
+    which one alone would not show in an output.
     """
     by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
     for f in fronts:
@@ -74,13 +74,13 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 
 def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield changes (label, key -> expression) that fill the embedding tables in FRONTS that have no source with rows
-    of one table of the source, one table after the other in the order of FRONTS. Code with one table adds to each
+    """Yield changes (label, key -> expression) for those embedding tables in FRONTS that have no source: rows of one
+    table of the source fill them, one table after the other in the order of FRONTS. Code with one table adds to each
     column of words the row where that column's part begins.
 
-    The table of the source needs as many columns and at least as many rows as all of them together. The first one
-    begins so that the last one ends with the last row of the source's table, then at row 0, 1, 2 …: at most eight
-    changes for each table of the source. Nothing for fewer than two tables without a source.
+    The table of the source needs as many columns as each of them, and at least as many rows as all of them together.
+    The first one begins so that the last one ends with the last row of the source's table, then at row 0, 1, 2 …: at
+    most eight changes for each table of the source. Nothing for fewer than two tables without a source.
     """
     own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
     sizes = [f.held["weight"].shape[0] for f in own]
@@ -98,12 +98,13 @@ def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
     """Yield changes (label, key -> expression), the likeliest first, that give weights of the source to F, a layer of
-    the model, and to other layers with its input. MATCHED has the layers of the source's code with the same input and
-    the order of its channels (from `takes_the_same`).
+    the model, and some of them to other layers with its input, too. MATCHED has the layers of the source's code with
+    the same input and the order of its channels (from `takes_the_same`).
 
     An embedding table is filled by `tables`. A norm, scale, shift or depthwise convolution gets the vectors of the same
-    roles (weight, bias), in the order of the channels. Any other layer gets rows (`_rows_of_the_same`). Before that,
-    all but tables get the keys of a layer whose channels are in the same order, key by key (`_key_by_key`).
+    roles (weight, bias), in the order of the channels. Any other layer gets rows (`_rows_of_the_same`). Except for
+    tables, copies of single keys come first, from each layer in MATCHED with the channels in the same order
+    (`_key_by_key`).
     """
     if f.kind == "table":
         yield from tables(ground, f, [s for s, _ in matched])
@@ -125,9 +126,10 @@ def _rows_of_the_same(ground: Ground, f: Use, matched: list[tuple[Use, list[int]
     layers of the model with its input (its twins, among them F). MATCHED has (layer of the source's code, order of its
     columns) for the layers there with this input, the sources. These changes are:
 
-    - each source for the twin in its place, if they have equal numbers of rows, in the order of execution;
+    - each source for the twin in its place, in the order of execution, if there are two or more twins, as many sources,
+      and the two in each place have equally many rows;
     - one source with as many rows as F for F; sources that no other twin has now come first;
-    - the rows of all sources cut anew for all twins, if they are as many;
+    - the rows of all sources, in the order of execution, cut anew for all twins, if these have as many rows in all;
     - two to eight sources that follow one another, joined for F, if their rows are as many as those of F;
     - a part of a larger source for F (`_part_by_part`).
     """

@@ -63,8 +63,8 @@ class Ground:
 
     def now(self, held: Held | None) -> Expr | None:
         """Return the expression over keys of the source that the present mapping gives to HELD, a weight as the model
-        uses it. None if HELD is None, if one of its keys has no source, if no expression makes it, or if the operations
-        do not fit.
+        uses it. None if HELD is None, if one of its keys has no source, if no expression makes HELD of its keys, or if
+        the operations do not fit.
         """
         if held is None or held.expr is None:
             return None
@@ -178,7 +178,7 @@ class Ground:
 
         If HELD has no expression of its own, because the code computes it from several keys: the weight norm of its
         keys, if these are two and their sizes are those of one; else the expression of an entry of the mapping that
-        reads just these keys and has the same sizes; else None.
+        reads just these keys (two or more) and has the same sizes, without sizes of 1; else None.
         """
         if held is None:
             return None
@@ -196,7 +196,9 @@ class Ground:
         )  # fmt: skip
 
     def is_used(self, x: Expr | None) -> bool:
-        """Return whether a key of the model has the expression X, simplified, or, for None, has no source."""
+        """Return whether a key of the model has the expression X, simplified; for None, whether a key of the model has
+        no expression.
+        """
         plain = None if x is None else ex.simplified(x, self.shapes)
         return any(e.expr == plain for e in self.entries.values())
 

@@ -109,11 +109,12 @@ def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str,
 def _guesses(ground: Ground, fronts: Sequence[Use], trial: Trial, changed: MappingOf[str, None]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for the weights of FRONTS, the layers at which the models diverge, or of
     layers before them, until the limits of TRIAL are reached. There are four steps: the likeliest changes (`_for_all`;
-    without FRONTS, of the last layers before the outputs), then unused tensors of the source (`from_unused`), then
-    up to 200 of `_others` for each layer, then up to 400 pairs of changes (`twice`) for each of the first two FRONTS.
+    without FRONTS, of the last layers before the outputs), then unused tensors of the source (`from_unused`), then up
+    to 200 of `_others` for each layer, then up to 400 pairs of changes (`twice`) for each of the first two FRONTS.
 
-    Changes with a label in CHANGED, which worked elsewhere, come before all steps, and again in their step. Of unused
-    tensors, which take long, only if a change with them worked. Changes are made one by one as they are asked for.
+    If CHANGED has labels, which are those of changes that worked elsewhere, the changes of all steps with such a label
+    come before the first step, and again in their step. The step of unused tensors takes long, and is left out of this
+    first round unless a change with an unused tensor worked. Changes are made one by one as they are asked for.
     """
     apart = _of_unlike_keys(fronts)
     steps: list[Callable[[], Iterable[Change]]] = [
@@ -158,8 +159,9 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
     before it: first options of questions, and scales of adapters. That is all if F has a low-rank adapter.
 
     Else come weights of layers of the source's code with the same input as F; if there are none, weights for a part of
-    an input there (`takes_a_part`), or for the layers before F (`before_its_partner`). Then come keys that are computed
-    with others, vectors, and tables in place of matrices.
+    an input there (`takes_a_part`), or for the layers before F (`before_its_partner`). In both cases, sources for other
+    keys of a weight that the code of F computes from several (`made_together`), vectors (`vectors`), and tables for
+    matrices or the other way (`table_or_matrix`) come last.
     """
     yield from options(ground, f)
     yield from adapters(ground, f)
@@ -179,8 +181,9 @@ def _likely(ground: Ground, f: Use) -> Iterator[Change]:
 
 def _others(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield less likely changes (label, key -> expression) of F, a layer of the model, or of layers before it: 1 is
-    added or subtracted, weights of equal sizes, rearranged rows of the layers before F (`arrangements`; these first, if
-    no layer of the source's code has the input of F). Nothing if F has a low-rank adapter.
+    added to the vectors of F or subtracted (`around_zero_or_one`), then F gets other weights of its sizes
+    (`any_of_these_sizes`). Rearranged rows of the layers before F (`arrangements`) come first if no layer of the
+    source's code has the input of F, else last. Nothing if F has a low-rank adapter.
     """
     if _is_adapted(ground, f):
         return
@@ -250,12 +253,12 @@ def _in_all_blocks(
     label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
 ) -> _State:
     """Try a change that worked in one block in all other blocks, and return the state (entries, flow, verdict) after
-    it; if no more agrees then, or if no other block qualifies (`_in_other_blocks`), return FOUND, the state after the
-    change in the one block.
+    it. Return FOUND, the state after the change in the one block, if that does not make more agree, or if no other
+    block qualifies (`_in_other_blocks`).
 
     NEW is the change (key -> expression), LABEL its name, ENTRIES the mapping before it. Changes for other blocks that
-    `Trial.elsewhere` has from earlier tries are tried together with this one. After a success it is emptied; else it
-    also has this change for the other blocks.
+    `Trial.elsewhere` has from earlier tries are tried together with this one, except those for keys of NEW. After a
+    success it is emptied; else it also has this change for the other blocks.
     """
     there = _in_other_blocks(entries, new)
     if not there:
@@ -278,12 +281,12 @@ def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, e
     after the change if more agrees with EXPECTED, the flow of the source's code, than in STATE; else None.
 
     More agrees if the outputs are equal, or if more of them and of the inputs and outputs of layers agree
-    (`Verdict.is_ahead_of`). If TRIAL has a check (`confirms`), that has to say yes, too. In a fine search (`finely`),
-    only the number of inputs and outputs of layers that agree decides. If None is returned after a run, TRIAL counts
-    one more miss (`misses`).
+    (`Verdict.is_ahead_of`). If TRIAL has a check (`confirms`), equal outputs alone do not count, and the check has to
+    say yes, too. In a fine search (`finely`), only the number of inputs and outputs of layers that agree decides. If
+    None is returned after a run, TRIAL counts one more miss (`misses`).
 
-    None without a run if NEW changes nothing, if the search is over, or if TRIAL has a check, which lets only keys
-    without a source change, and NEW changes others. The model keeps the weights of the last run.
+    None without a run if NEW changes nothing, if the search is over, or if TRIAL has a check and a key of NEW has a
+    source already: with a check, only keys without a source may change. The model keeps the weights of the last run.
     """
     if trial.is_over or (trial.confirms and any(state.entries[key].expr is not None for key in new)):
         return None

@@ -29,7 +29,8 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the layers before F, a layer of the model, the weights of the
     layers before its partner in the source's code: those directly before it that do not agree, and, where two paired
     layers take unlike inputs, the layers before these two, up to 12 steps back (`_ways`). A change has all of them, in
-    one pairing; at most 32 for each partner. Keys that had these weights get the old ones of these layers.
+    one pairing; at most 32 for each partner. Other keys of the model that had the new weights get the old weights of
+    the changed layers in exchange.
 
     A partner of F reads all sources of the keys of F. If there is none, each layer that comes next there
     (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too.
@@ -44,8 +45,8 @@ def before_an_output(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the layers before an output of the model the weights of the
     layers before the same output of the source's code. These are the layers directly before it that do not agree, and,
     where two paired layers take unlike inputs, the layers before these two, up to 12 steps back (`_ways`). A change has
-    all of them, paired in one way; there are at most 32 for each output. Keys that had these weights get the old ones
-    of these layers.
+    all of them, paired in one way; there are at most 32 for each output. Other keys of the model that had the new
+    weights get the old weights of the changed layers in exchange.
 
     Two outputs are the same if they have equally many numbers and no other output of either code has as many, or if
     their names say so (`by_name`): else the outputs, and not their layers, may have changed places.
@@ -75,9 +76,9 @@ def _ways(ground: Ground, own: Iterable[int], theirs: Iterable[int], back: int) 
     give the same (`_left`). If a pair of single layers has unlike or unknown inputs, the layers before these two are
     paired as well, and so on, at most BACK steps back.
 
-    At most 24 pairings (`_pairings`) of OWN and THEIRS are taken, with two ways for the layers before each pair, and at
-    most 24 ways in all for each. One way, [], if one side has no layers left, if one has more than six, or if BACK is
-    0. No way at all if the layers that are left, or those before a pair, cannot be paired.
+    At most 24 pairings (`_pairings`) of OWN and THEIRS are taken. Each gives at most 24 ways, made of at most two ways
+    to pair the layers before each of its pairs. One way, [], if one side has no layers left, if one has more than six,
+    or if BACK is 0. No way at all if the layers that are left, or those before a pair, cannot be paired.
     """
     mine, others = _left(_layers(ground.own, own), _layers(ground.theirs, theirs))
     if not mine or not others or back == 0 or max(len(mine), len(others)) > _BEFORE:
@@ -152,9 +153,9 @@ def _take_the_same(u: Use, v: Use) -> bool:
 
 def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
     """Yield one change (label, key -> expression) for all of PAIRS, (layers of the model, layers of the source's code):
-    the layers of the model get the weights of the others (`_given`), and the keys that had these expressions get the
-    old ones (`_given_back`). Nothing if one pair cannot change, if two pairs give one key different expressions, or if
-    the keys have these expressions already.
+    the layers of the model get the weights of the others (`_given`), and other keys that had the new expressions get
+    the old ones in exchange (`_given_back`). Nothing if one pair cannot change, if two pairs give one key different
+    expressions, or if the keys have these expressions already.
     """
     new: dict[str, Expr] = {}
     for mine, others in pairs:
@@ -172,13 +173,14 @@ def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[s
     of the source's code.
 
     If all are matrices, the rows of OTHERS are concatenated and go to MINE in turn, so there may be more of one than of
-    the other. The columns are reordered to fit the input of the first of MINE, if both inputs are known. {} if the
-    sizes do not fit, or if the keys have these expressions already. None if the weight of one of OTHERS has no
-    expression, or if its columns cannot be reordered in at most 64 slices.
+    the other. The columns are reordered to fit the input of the first of MINE, if both inputs are known and have the
+    same channels. {} if the sizes do not fit, if no expressions for the keys do this, or if the keys have these
+    expressions already. None if the weight of one of OTHERS has no expression, or if its columns cannot be reordered in
+    at most 64 slices (`columns`).
 
-    Otherwise there has to be one layer on each side: its roles (weight, bias) that both layers have get the expressions
-    of the source, also if they have them already. {} if none of these has an expression; None if the sizes do not fit,
-    or if no expressions for the keys do this.
+    Otherwise there has to be one layer on each side: the weights of the model's layer whose roles (weight, bias) the
+    other layer has, too, get the expressions of that one, also if they have them already. {} if none of these has an
+    expression; None if the sizes do not fit, or if no expressions for the keys do this.
     """
     if all(u.kind in MATRICES and "weight" in u.held for u in (*mine, *others)):
         taken = mine[0].taken
@@ -195,7 +197,11 @@ def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[s
 
 
 def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
-    """Return the old expressions of the keys in NEW for the keys that had the new ones."""
+    """Return key -> expression for the other half of an exchange. NEW has key of the model -> its new expression. If a
+    key that is not in NEW has one of these expressions now, it gets the present expression of the key in NEW:
+    for `a` <- `y` in NEW, where `a` has `x` and `b` has `y` now, `b` gets `x`. Keys that would get no expression are
+    left out.
+    """
     old = {expr: ground.entries[key].expr for key, expr in new.items()}
     back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
     return {key: expr for key, expr in back.items() if expr is not None}

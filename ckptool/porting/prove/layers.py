@@ -27,8 +27,8 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     Returns:
         {"layer", "source", "difference", "first"} for each: the module of the model; that of the source's code (None if
             no layer there reads its sources); how far the outputs are apart, relative to the largest (see
-            `_difference`; 0 if there is no such layer and the source's code gives all channels somewhere, None if
-            nothing can be compared); and whether the models diverge here, by VERDICT.
+            `_difference`; if there is no such layer, or it has another number of channels: 0 if layers of the source's
+            code give all channels, else None); and whether the models diverge here, by VERDICT.
     """
     front = {use.index for use in verdict.front}
     told: dict[Any, int] = {}

@@ -72,7 +72,8 @@ def measured(
 
     Each output of the source's code is compared with the nearest output of the model, and the worst of these
     comparisons counts; then each output of the model likewise with those of the source's code. The better of the two is
-    returned, since either code may give more outputs. Near and worst are meant relative to `Measured.bound`.
+    returned, since either code may give more outputs. An output that can be compared with none does not count. Nearest
+    and worst are meant relative to `Measured.bound`.
 
     Args:
         expected, seen: the flows of the source's code and of the model, in float32.

@@ -56,10 +56,10 @@ def _with_equal_doubts(entries: Iterable[Entry]) -> list[list[Entry]]:
 def without_factors(
     entries: MappingOf[str, Entry], before: Iterable[Entry], shapes: MappingOf[str, Shape]
 ) -> dict[str, Expr]:
-    """Return the change, as key -> expression, that takes factors out again that trials have put in. It has each key
-    whose expression in ENTRIES (key -> entry) has a factor (as `unscaled` finds it: `scale(a, 2.0)`) and is not that in
-    BEFORE, the entries before any trial, unless the old expression had a factor, too. {} if there are none. SHAPES has
-    the sizes of the source.
+    """Return the change, as key -> expression without its factor, that takes factors out again that trials have put in.
+    It has each key whose expression in ENTRIES (key -> entry) has a factor (as `unscaled` finds it: `scale(a, 2.0)`)
+    and is not that in BEFORE, the entries before any trial, unless the old expression had a factor, too. {} if there
+    are none. SHAPES has the sizes of the source.
 
     One code multiplies a weight by a number on each call, and the other does not. What the layer gives directly is
     equal only with that factor in the weight, but a norm, or code that gives weights a length of its own, takes it out.
@@ -78,10 +78,10 @@ def factors_as_in_others(entries: MappingOf[str, Entry], before: Iterable[Entry]
     """Return the change, as key -> expression, that gives factors to more keys, as trials gave them to others. BEFORE
     has the entries before any trial, ENTRIES (key -> entry) those after.
 
-    In each group of guessed entries with the same open questions, trials have to have taken the option of one number
-    for all members that took an option. A member that they left as it was then gets its option of this number, if that
-    is a tensor times a factor, and EXPECTED, the flow of the source's code, multiplies by this factor after the layer
-    of that tensor (`_has_factor`). {} if there is none.
+    In each group of guessed entries with the same open questions, some members have to have one of their options now,
+    and all of these the option with the same number. Each member that still has its old expression then gets its own
+    option with this number, if that is a tensor times a factor, and EXPECTED, the flow of the source's code, multiplies
+    by this factor after the layer of that tensor (`_has_factor`). {} if there is none.
     """
     new: dict[str, Expr] = {}
     for members in _with_equal_doubts(before):
@@ -160,8 +160,9 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     of rotary embeddings, parts that alternate by heads, norms around 1, flattened features, square matrices transposed.
     There may be several for a convention, such as one for each usual number of heads.
 
-    Each change is made in all entries with an expression that it concerns at once, also in those without a doubt; but
-    for flattened features in one matrix, and for joined parts only in guessed entries, if there are any.
+    A change is made at once in all entries with an expression that the convention concerns, also in those without a
+    doubt. There are two exceptions: a change for flattened features is of one matrix, and if some of the joined parts
+    (`_joined_by_heads`) are guessed, only these change.
     """
     made = [(e, e.expr) for e in entries if e.expr is not None]
     yield from _rotary_orders(made)
@@ -192,10 +193,11 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
 def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that cut parts from fused tensors of the source head by head, not as one
     block of rows each: first thirds, then halves, one change for each number of heads in `_HEAD_COUNTS` (2 to 32) that
-    divides the rows of all parts. All parts of MADE, pairs (entry, its expression), change at once.
+    divides the rows of all these parts. A change has all thirds, or all halves, of MADE, pairs (entry, its expression).
 
-    Parts are entries that are cut from one tensor as its first, second and (of thirds) third block of equally many
-    rows. Entries with some rows of a tensor whose other rows no entry takes (`slice(table, 0, 0, 77)`) are no parts.
+    Parts are entries that take the first, second and (of thirds) third block of equally many rows of one tensor, if no
+    entry takes a later block of it. A lone block (`slice(table, 0, 0, 77)`, whose other rows no entry takes) is no
+    part.
     """
     cut: dict[tuple[Expr, int], list[tuple[Entry, int]]] = defaultdict(list)
     for e, x in made:
@@ -306,9 +308,9 @@ def _is_fused(entry: Entry) -> bool:
 
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
-    """Return numbers of channels that feature maps may have before the layer at PLACE in ENTRIES, which takes WIDTH
-    numbers: the outputs of the two-dimensional convolutions before it that divide WIDTH, the nearest first, at most
-    two.
+    """Return up to two numbers of channels that feature maps may have before the layer at PLACE in ENTRIES, which takes
+    WIDTH numbers: the first sizes, which divide WIDTH, of the kernels of two-dimensional convolutions (four dimensions)
+    before it, each number once, the nearest first.
     """
     found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

@@ -183,7 +183,9 @@ def _of_step(theirs: Step, own: Step, notes: _Notes) -> None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of a setting are equal, as far as numbers in float32 are told apart."""
+    """Return whether two values of a setting are equal; two floats are equal if they differ by at most a millionth of
+    the larger one, because code computes them in float32.
+    """
     both = isinstance(one, float) and isinstance(other, float)
     return isclose(one, other, rel_tol=1e-6) if both else bool(one == other)
 
@@ -222,7 +224,7 @@ class _Token:
         name: "scale", "add", "dropout", "_softmax" or the name of another operation.
         settings: pairs (name, value).
         steps: the steps that it stands for.
-        of_attention: whether it scales what a softmax takes.
+        of_attention: whether it is the scale directly before a softmax, or that of a fused attention.
     """
 
     name: str
@@ -232,12 +234,12 @@ class _Token:
 
     @property
     def look(self) -> Any:
-        """Return what two tokens that do the same have in common: the name and the settings."""
+        """Return (name, settings), which is equal for two tokens that do the same."""
         return self.name, self.settings
 
     @property
     def factor(self) -> float:
-        """Return the factor of a scale."""
+        """Return the factor by which this token multiplies. Only a token "scale" has one."""
         return float(dict(self.settings)["scale"])
 
 
@@ -247,7 +249,7 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
 
     Multiplications by numbers that follow one another become one token "scale", and fused attention a scale and a
     softmax. Left out are products of matrices, arithmetic that changes nothing (a factor of 1, a sum with 0), and the
-    factor after a dropout that makes up for it.
+    factor after a dropout that makes up for it (`_keeps_the_size`).
     """
     out: list[_Token] = []
 
@@ -285,7 +287,9 @@ def _rounded(number: float) -> float:
 
 
 def _keeps_the_size(dropout: _Token, factor: float) -> bool:
-    """Return whether FACTOR makes up for what DROPOUT sets to 0 in training."""
+    """Return whether FACTOR is 1 / (1 - p), where p is the probability of DROPOUT: code multiplies by it in training to
+    make up for what the dropout sets to 0.
+    """
     return bool(abs(factor * (1 - dict(dropout.settings)["p"]) - 1) < 1e-6)
 
 
@@ -295,9 +299,9 @@ _NO_TOKENS = frozenset({"mm", "addmm", "bmm", "baddbmm", "add", "sub", "mul", "d
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, notes: _Notes) -> None:
     """Add to NOTES what differs in the steps (operations without weights) before a layer: THEIRS in the source's code,
-    OWN in the model, in order. Steps that are equal in both are skipped; what stands between them in one code is
+    OWN in the model, in order. Steps that are equal in both are skipped. What stands between them in one code is
     compared with what stands there in the other (`_instead_of`): other settings, another activation, a missing step.
-    USE is the step of the layer itself in the model; None if it has none, or before an output.
+    USE is the step of the layer itself in the model; None if it has none, or if THEIRS and OWN are before an output.
     """
     a, b = _tokens(theirs), _tokens(own)
     matcher = SequenceMatcher(None, [t.look for t in a], [t.look for t in b], autojunk=False)
@@ -365,14 +369,14 @@ def _other_settings(theirs: _Token, own: _Token, notes: _Notes) -> None:
 
 
 def _called(token: _Token) -> str:
-    """Return the name of TOKEN in a text."""
+    """Return the name of TOKEN in a text: "scale of attention", "scale", or that of the operation ("softmax")."""
     if token.name == "scale":
         return "scale of attention" if token.of_attention else "scale"
     return _operation(token.name)
 
 
 def _shown(token: _Token) -> str:
-    """Return the name of TOKEN in a text, with its settings."""
+    """Return the name of TOKEN in a text, with its factor or settings: "scale 0.5", "gelu (approximate tanh)"."""
     if token.name == "scale":
         return f"{_called(token)} {token.factor:g}"
     given = ", ".join(f"{_word(name)} {_value(value)}" for name, value in token.settings)

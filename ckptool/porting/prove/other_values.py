@@ -22,9 +22,9 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that take another option of the open questions about the weights of F, a
     layer of the model, and of the layers directly before it (the last eight of them). Nothing if there are no options.
 
-    For each N, option N is taken first for all of these keys that have so many, then, if the keys are in several
-    modules, for each module alone, and then for each module in exchange, if other keys of the model have its new
-    expressions now: these get its old ones.
+    For each N, option N is taken first for all of these keys that have so many options; then, if the keys are in
+    several modules, for each module alone. Last, also if they are in one module: if other keys of the model have the
+    new expressions of a module now, it is taken for this module, and the other keys get its old expressions.
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = dict.fromkeys(key for u in near for key in u.keys if key in ground.entries)
@@ -104,7 +104,8 @@ def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
 
     A layer of the source's code counts if it is of the family of F (`Use.family`: matrix, vector …), and its weight has
     as many numbers: at most 16 layers, those at the nearest place in the order of execution first, the first of those
-    with the same keys. If F is a table, layers of any family count, and tables fill it as `tables` says.
+    with the same keys. If F is a table, layers of any family count; tables fill it as `tables` says, whatever their
+    sizes and number.
     """
     own = f.held.get("weight") or f.held.get("bias")
     if own is None:

@@ -98,7 +98,8 @@ _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """A mode that records in `uses` each operation of a forward pass that takes data and a weight of MODEL. A tensor is
-    data if it is computed from the inputs (`flows`), else it is made only of weights.
+    data if it is computed from the inputs (`flows`), or from floating point zeros that the code makes, such as the
+    first state of a recurrent layer. What an operation makes of weights without data counts as a weight, too.
 
     Args:
         model: the model, whose parameters and buffers with a key are the weights.
@@ -262,8 +263,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Add to `uses` the operation NAME, which takes data and weights, with its arguments ARGS and KWARGS and its
-        output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME, with "0",
-        "1" … as the roles of its weights. It becomes several uses if it computes several layers at once.
+        output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME. In the
+        last case, the role of a weight is its place among all tensors in the arguments ("0", "1" …). The operation
+        becomes several uses if it computes several layers at once.
 
         `_before`, the indices of the uses from which the present data is computed, is then those of the added uses; it
         stays if none was added.
@@ -309,8 +311,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         subtracts. Its channels are along the last dimension in which the weight has more than one number; along the
         last, if there is none.
 
-        A weight of two or three dimensions with one row for each of several uses from which the data is computed is a
-        stack: each row becomes a use of its own, after its own use.
+        If the data is computed from several uses, one for each row of a weight of two or three dimensions, the weight
+        is a stack: row n becomes a use of its own, with the n-th of those uses as the only one before it.
         """
         x, weight = (args[0], args[1]) if self.held(args[0]) is None else (args[1], args[0])
         role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")

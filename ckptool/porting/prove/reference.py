@@ -49,8 +49,9 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
 
     Raises:
         NotFound: there are no inputs, or no outputs.
-        CannotCarry: the model cannot be run on these inputs, none of its outputs has as many numbers as any saved one,
-            or the saved tensors cannot be compared (no floating point, too coarse, not finite).
+        CannotCarry: an input is neither a tensor nor a plain value; the model cannot be run on these inputs; none of
+            its outputs has as many numbers as any saved one; or saved tensors cannot be used (sparse, empty, without a
+            finite number; no output in float32 or finer).
         RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).
         UnknownFormat: the file is none that ckptool reads; the hint says how to save one.
     """

@@ -80,8 +80,8 @@ class Rows:
 
 
 def place_of(rows: Rows) -> tuple[str, int]:
-    """Return (source expression as text, first row) for ROWS whose weight is cut from one weight, to sort them by; ("",
-    0) for other rows.
+    """Return (expression as text, first row) for ROWS whose weight is a slice of rows of an expression, to sort them
+    by: ("a.weight", 8) for rows 8 to 15 of `a.weight`. ("", 0) for other rows, also for all rows of a weight.
     """
     x = rows.weight
     cut = None if x is None else ex.rows_cut(x)

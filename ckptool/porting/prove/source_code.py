@@ -183,8 +183,9 @@ def _by_names(
 ) -> tuple[Mapping, dict[str, list[str]]] | None:
     """Return (mapping from CKPT to the code WANTED, by equal names and sizes below a prefix of the file; key of CKPT
     -> other keys of the file that suit as well). None if the file has less than SHARE of the code's keys that are
-    needed. If the file holds several copies, the one that reads most keys of MAPPING is taken, and the others are in
-    the dict. A key that the file lacks is `default` if it is a buffer that is no running statistic, else unmapped.
+    needed. If the file holds several copies, the one with most of the keys that MAPPING reads is taken, and the keys
+    of the others are in the dict. A key that the file lacks is `default` if it is a buffer that is no running
+    statistic, else unmapped.
 
     With PATHS, the name of a key begins with the path of its state dict in the file (`netG/fc.weight`), because the
     code may hold several models that the file stores apart.
@@ -212,10 +213,10 @@ def _by_names(
 
 
 def _held_by_name(ckpt: Checkpoint, mapping: Mapping, *, paths: bool) -> dict[str, tuple[str, Shape]]:
-    """Return name -> (key, shape) for the tensors in the state dicts of CKPT, and for those of MAPPING beside them. In
-    the state dict that MAPPING reads (`at`; in all, if it has none), key and name are the key itself; in others, and
-    for a key that MAPPING calls PATH/KEY, both are PATH/KEY. With PATHS, the name is PATH/KEY in all, and a key with
-    wrappers (`module.fc.weight`) has a second name without them.
+    """Return name -> (key, shape) for the tensors in the state dicts of CKPT, and key -> (key, shape) for further keys
+    of the source that MAPPING has. In the state dict that MAPPING reads (`at`; in all, if it has none), key and name
+    are the key itself; in others, and for a key that MAPPING calls PATH/KEY, both are PATH/KEY. With PATHS, the name is
+    PATH/KEY in all, and a key with wrappers (`module.fc.weight`) has a second name without them.
     """
     held: dict[str, tuple[str, Shape]] = {}
     for weights in ckpt.state_dicts():

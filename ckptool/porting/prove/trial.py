@@ -76,7 +76,8 @@ class Trial:
         loaded: key of the model -> the expression that was loaded last, None for the model's own value.
         runs, misses: numbers of runs of the model, and of trials in vain.
         patience: the number of trials in vain that a search may make.
-        elsewhere: key -> expression for other blocks, from trials in one block; it shows nothing there yet.
+        elsewhere: key -> expression: changes that worked in one block, for the keys of other blocks, in which no trial
+            has shown yet that they help.
         swaps: what the model does in place of its steps, so that it does what the source's code does.
         undo: (module of the model, attribute, value before) for attributes that were set.
         confirms: says whether layers confirm some keys, in a search that no output decides, and in which only keys

@@ -74,8 +74,8 @@ class Filling:
 
 
 def from_unused(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
-    """Yield the `fillings` as changes (label, key -> expression): they make the keys without a source at the uses
-    FRONTS of unused tensors.
+    """Yield each of the `fillings` as a change (label, key -> expression). They make keys without a source, which the
+    uses FRONTS or a few later uses read, of unused tensors.
     """
     for one in fillings(ground, fronts):
         yield f"{UNUSED}, {one.how}", one.new
@@ -85,7 +85,7 @@ def cut_from_few(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that cut all keys without a source at once from fewer tensors: from all
     tensors of two or more dimensions that the source's code uses and no entry reads. A tensor [12, 4] is cut along its
     first dimension, into keys of [4, 4] and [8, 4], say, with no rows left over; each tensor has to be used up. At most
-    24 changes; nothing if there are more than six keys or four tensors.
+    24 changes; nothing if there are more than six keys or four tensors, or not fewer tensors than keys.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = {key: shape for key, shape in (_left(ground) if open_ else {}).items() if len(shape) > 1}
@@ -123,7 +123,9 @@ def _covers(
 
 
 def _is_cut_so(shape: Shape, width: Shape) -> bool:
-    """Return whether a tensor of sizes SHAPE may be rows of a tensor whose rows have the sizes WIDTH."""
+    """Return whether a tensor of sizes SHAPE may be rows of a tensor whose rows have the sizes WIDTH: several rows
+    ([8, 4] for rows of (4,)), or one row, where sizes of 1 do not count ([4] or [1, 4, 1]).
+    """
     return width in (squeezed(shape), shape[1:])
 
 
@@ -132,10 +134,11 @@ def fillings(ground: Ground, fronts: Sequence[Use]) -> list[Filling]:
     the cheapest first, none twice. Each fills one family (several keys with tensors of equal sizes) or several at once.
 
     The keys are those that the uses FRONTS read, and up to three that later uses read (2 is added to the cost of
-    these). [] if there are none, or no such tensors. The families of a key are filled alone only if one of them has all
-    keys without a source of each use of this key, as with less, no use would agree: not if a layer also lacks its bias.
-    For the first four keys, the families of one use or module are filled together, too (`_together`, `_several`).
-    Leaving a tensor of equal sizes unread in a module that is read from adds 2 to the cost.
+    these). [] if there are none, or no such tensors. A family of a key is filled alone only if one family of this key
+    has all keys without a source that the uses of the key read: with less, no use would agree. So a weight whose layer
+    also lacks its bias is not filled alone. For the first four keys, several families of one use or module are filled
+    together, too (`_together`, `_several`). A filling costs 2 more if it leaves a tensor unread that has the module and
+    the sizes of one that it reads.
     """
     open_ = {key: e.shape for key, e in ground.entries.items() if e.status == "unmapped" and 0 not in e.shape}
     left = _left(ground) if open_ else {}
@@ -260,8 +263,9 @@ def _fillings(ground: Ground, family: Family, left: MappingOf[str, Shape], most:
     near, next_ = _near(ground, family), ground.next_keys
 
     def distance(theirs: Family) -> tuple[bool, int, bool]:
-        """Return what orders families of the source, the nearest first: those whose uses come next, those near to what
-        fills the keys around FAMILY, those of its name.
+        """Return a value that is lowest for the nearest family THEIRS of the source. It has first whether all of its
+        keys come next in the source's code (`Ground.next_keys`), then how near its path is to what fills the keys
+        around FAMILY, then whether its last name is that of FAMILY.
         """
         return not next_.issuperset(theirs), -_closeness(theirs, near), _other_name(theirs, family)
 
@@ -317,8 +321,9 @@ def _are_added(theirs: Family, have: Shape, family: Family, shape: Shape) -> boo
 
 
 def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> bool:
-    """Return whether FAMILY may be one vector of THEIRS several times: a bias of channels that one code has at each of
-    several places, and the other as channels of their own (a transposed convolution, a pixel shuffle).
+    """Return whether FAMILY, one vector of sizes SHAPE, may be the one vector THEIRS, of sizes HAVE, two to 64 times
+    over: a bias of channels that one code has at each of several places, and the other as channels of their own (a
+    transposed convolution, a pixel shuffle). Sizes of 1 do not count.
     """
     one, other = squeezed(have), squeezed(shape)
     times = other[0] // one[0] if len(one) == len(other) == 1 and other[0] % one[0] == 0 else 0
@@ -329,8 +334,9 @@ def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, hav
     """Yield ways to make FAMILY (keys of the model of sizes SHAPE each) of THEIRS (keys of the source of sizes HAVE
     each). If FAMILY is one key of the sizes of each of several THEIRS, their sum is the only way. If it is one vector
     with 2 to 64 times the numbers of the one vector THEIRS, there are two: each number so many times, or the whole so
-    many times. Else each of the `ways` from one to the other, with the members of both in each order (of more than
-    four: as they are and reversed), the cheapest first.
+    many times. Else each of the `ways` from one to the other, the cheapest first, with the members of THEIRS in each
+    order (of more than four: as they are and reversed), and those of FAMILY, too, unless each member of FAMILY is made
+    of one of THEIRS (`Way.keeps_members`).
     """
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):
@@ -432,7 +438,7 @@ def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]]
 
 def _joined(parts: Sequence[Filling]) -> Filling:
     """Return the fillings PARTS as one filling for all their keys. Its cost is the sum of theirs, and 3 more for each
-    module of the model of which some keys read other modules of the source than others do.
+    module of the model in which two of PARTS fill keys, if these two read unlike modules of the source.
     """
     new = {key: expr for one in parts for key, expr in one.new.items()}
     modules: dict[str, set[frozenset[str]]] = defaultdict(set)

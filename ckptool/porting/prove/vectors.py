@@ -26,9 +26,10 @@ _STATISTICS = ("running_mean", "running_var")
 
 def vectors(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for the vectors of F, a norm, scale or shift of the model, and of up to
-    five such uses after it (`_row`): they get those of such a row in the source's code that begins with the same input
-    channels, in any order. Each row there is tried: its batch norm as a scale and a shift (`_scale_and_shift`), and its
-    vectors in each order (`_in_each_order`). Nothing if F is of another kind, or if its input is not known.
+    five such uses after it (`_row`). They get the vectors of a row in the source's code whose first use has the input
+    channels of F, also in another order. Each such row is tried: its batch norm as a scale and a shift
+    (`_scale_and_shift`), and the vectors of its first one, two … uses in each order (`_in_each_order`). Nothing if F is
+    of another kind, or if its input is not known.
     """
     if f.taken is None or not _is_vector(f):
         return
@@ -170,8 +171,8 @@ def with_the_norm_after_it(ground: Ground, f: Use) -> Iterator[Change]:
     there, zeros take its place.
 
     Each layer of the source's code counts that takes the same input channels (in any order: the columns are reordered),
-    has as many output channels, and is followed by a batch norm. Nothing if F has no bias, or if a norm or a scale
-    follows F in its row (`_row`).
+    has as many output channels, and has a batch norm as the first norm in the row after it (`_row`). Nothing if F has
+    no bias, if its input is not known, or if a norm or a scale is in the row after F.
     """
     own_bias = ground.own.bias(f)
     if f.kind not in MATRICES or "weight" not in f.held or own_bias is None:

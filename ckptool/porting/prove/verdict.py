@@ -77,8 +77,9 @@ def judge(
     If no output can be compared (has as many numbers as one of EXPECTED, more than one: `compared_outputs`), the uses
     of weights decide: some have to agree, and none may diverge but those with keys without a source. If outputs differ,
     and are not those of EXPECTED in another order, but all uses agree and the last one gives the same, they count as
-    equal (`beyond`), unless an open question is about a factor of the last weights. The front (the uses that diverge
-    first; those last weights if none do) is empty if the outputs are equal.
+    equal (`beyond`), unless an open question is about a factor of the last weights (`_may_lack_a_factor`). The front
+    has the uses that diverge first; if none do, the uses of last weights with such a question. It is empty if the
+    outputs are equal.
     """
     if seen is None:
         return NOTHING

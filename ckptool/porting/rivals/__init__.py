@@ -101,12 +101,13 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
     """Ask about swaps of two of PAIRS, the pairs of one block. FOUND has (pair, pair, result of `Swaps.reason`) for
     each two look-alikes among them.
 
-    If the result is a question, it is asked about both pairs, unless contents exclude the swap (`fit_only_so`), or at
-    least two certain pairs of the block show that the two are right (`in_company`). Certain are the pairs without an
+    If the result is a question, it is asked about both pairs, unless contents exclude the swap (`fit_only_so`), or
+    certain pairs of the block show that the two are right (`in_company` with LEAST 2). Certain are the pairs without an
     open question none of whose swaps is in question any more; so a pair may become certain, and exclude further swaps.
 
     If the result is None or False, both pairs get the question COMPANY_FOR_SWAP if the certain pairs show that the
-    swapped pairs would be right; not if names or tensors exclude the swap (`by_names` is "sure", `held_so`).
+    swapped pairs would be right (`in_company`); not if names or tensors exclude the swap (`by_names` is "sure",
+    `held_so`).
     """
     left = [(one, other, why) for one, other, why in found if why and not swaps.contents.fit_only_so(one, other)]
     while True:
@@ -127,8 +128,8 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
 def _weigh_across_blocks(swaps: Swaps) -> None:
     """Ask both pairs of each swap that `across_blocks` finds (look-alikes in different blocks) its question, unless
     contents exclude the swap, or the first 64 certain pairs of the two blocks show that the pairs are right
-    (`in_company`). Certain are pairs without an open question that are in no swap found. Those around two lists that
-    may run together (`places_fall`) are the same either way, and show nothing.
+    (`in_company`). Certain are pairs without an open question that are in no swap found. They do not count for pairs of
+    two lists that code may run together (`places_fall`): around these, they are the same either way.
     """
     blocks = by_block(swaps.pairs)
     found = across_blocks(swaps)

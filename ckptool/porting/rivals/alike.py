@@ -60,17 +60,21 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return (pair, pair, question) for look-alikes in different blocks, if names or neighbours support their swap, if
-    they are parallel branches and nothing excludes it, or if their sources are of two lists that may run together.
-    Couples may come several times.
+    """Return (pair, pair, question) for look-alikes in different blocks in four cases: names are for their swap
+    (`_by_names`, also some couples in one block), neighbours are (`_by_company`, likewise), or there is a question
+    about it (`Swaps.reason`) and their targets are parallel branches (`_by_branches`) or their places in lists are for
+    it (`_by_lists`). Couples may come several times.
     """
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps), *_by_lists(swaps)]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes in different blocks whose names are for the swap
-    (`by_names`, soft words not counted). Pairs of one kind have equal paths apart from numbers. Of each two kinds, the
-    first pairs are compared; if their names are for it, each of one kind is yielded with the first of the other.
+    """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes whose names are for the swap (`by_names`, soft words
+    not counted).
+
+    Pairs of one kind have equal paths apart from numbers. Of each two kinds, only the first pairs are compared, if they
+    are in different blocks. If their names are for it, each pair of one kind is yielded with the first of the other,
+    also two pairs in one block.
     """
     for ones, others in _kinds(pairs):
         if not _in_one_block(ones[0], others[0]) and by_names(ones[0], others[0], soft=False) == "against":
@@ -78,13 +82,14 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question COMPANY_FOR_SWAP) for look-alikes in different blocks if other pairs of these blocks
-    are for the swap, at least two of them, and not for the pairs (`in_company`): the first 64 that have no doubt and
-    are no look-alikes of these.
+    """Yield (pair, pair, question COMPANY_FOR_SWAP) for look-alikes if the other pairs of their blocks are for the swap
+    (`in_company`, LEAST is 2), and not for the pairs as they are. Of these other pairs, the first 64 count that have no
+    doubt and are no look-alikes of the two.
 
-    Pairs of one kind have equal paths apart from numbers. The first pair of a kind is compared with the first of
-    another kind in another block; if neighbours are for this swap, each pair of one kind is yielded with the compared
-    one of the other (`_each`). Pairs outside of all blocks, and pairs whose names exclude the swap, are not compared.
+    Pairs of one kind have equal paths apart from numbers. The first pair of a kind is compared with the first pair of
+    another kind that is in another block. If neighbours are for this swap, each pair of one kind is yielded with the
+    compared one of the other (`_each`). Pairs outside of all blocks, and pairs whose names exclude the swap, are not
+    compared.
     """
     blocks = by_block(pairs)
     for ones, others in _kinds(pairs):
@@ -135,8 +140,8 @@ def _in_one_block(one: Pair, other: Pair) -> bool:
 
 
 def _kinds(pairs: list[Pair]) -> Iterator[tuple[list[Pair], list[Pair]]]:
-    """Yield (pairs of one kind, pairs of another kind) for each two of at most 24 kinds with one shape. The pairs of a
-    kind have equal paths on either side, apart from numbers.
+    """Yield (pairs of one kind, pairs of another kind) for each two kinds of one shape and kind of unit
+    (`Unit.colour`), of at most the first 24. The pairs of a kind have equal paths on either side, apart from numbers.
     """
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:

@@ -29,8 +29,9 @@ def settle_by_flow(matching: Matching) -> None:
     have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
     help to settle others, until no more are.
 
-    Pairs are left as they are if a look-alike of either side that its code runs has no partner, or if the place of a
-    unit in its graph is not known. Nothing is done if the places are known of more than 1500 pairs.
+    Two kinds of pairs are left as they are: those with a unit whose place in its graph is not known; and those of a
+    shape and kind of which some unit without a partner, on either side, has a known place. Nothing is done if the
+    places are known of more than 1500 pairs.
     """
     free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side) if unit.flow is not None}
     placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
@@ -55,8 +56,9 @@ def pair_by_flow(matching: Matching) -> bool:
 
     Units get labels by shape, kind, role and place in the graph (`_refined`). Pairs with one label on both sides stay;
     the sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs
-    then. A target with another source than before loses its evidence, and all questions about which of several
-    look-alikes it is. Nothing is done if the places are known of fewer than 2 or more than 1500 pairs.
+    then. A target with another source than before has the graphs as its only evidence afterwards, and loses all
+    questions about which of several look-alikes it is. Nothing is done if the places are known of fewer than 2 or more
+    than 1500 pairs.
     """
     places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
@@ -109,7 +111,7 @@ def _roles(placed: Sequence[Pair]) -> tuple[list[str], list[str]]:
 
 
 def _last(labels: Iterable[list[list[int]]]) -> list[list[int]]:
-    """Return the last, finest one of LABELS."""
+    """Return the last, finest one of LABELS, the rounds of `_refined`; [[], []] if there are none."""
     last: list[list[int]] = [[], []]
     for last in labels:  # noqa: B007
         pass

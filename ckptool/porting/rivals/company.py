@@ -32,19 +32,21 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
     """Return whether certain pairs near ONE and OTHER, two pairs of look-alikes, show that these two are right as they
     are, and not swapped.
 
-    On each side, a certain pair may be nearer to ONE or to OTHER: by its path, shared words, a common series of numbers
-    or equal numbers (`_nearer`), and in the target, within the block, by running directly before or after. Each way on
-    the target's side makes a vote with each way on the source's side: for the two pairs if both ways are nearer to the
-    same one of them, else against (nearer to ONE by path and word here, by word there: two for). True if the votes
-    for are more than twice those against, and LEAST is reached. False at once if a certain pair is nearer by its path
-    to one of the two in the target, and to the other in the source.
+    On each side, a certain pair may be nearer to ONE or to OTHER in several ways: by its path, shared words, a common
+    series of numbers or equal numbers (`_nearer`), and in the target, within the block, by running directly before or
+    after. Each way that decides in the target makes a vote with each way that decides in the source: for the two pairs
+    if both are nearer to the same one of them, else against. (Nearer to ONE by path and word in the target, and by word
+    in the source: two votes for.) True if the votes for, of all certain pairs together, are more than twice those
+    against, and LEAST is reached. False at once if a certain pair is nearer by its path to one of the two in the
+    target, and to the other in the source.
 
     Args:
         one, other: the two pairs.
         anchors: the certain pairs; of `Anchors`, only those that may be nearer to one of the two are looked at.
-        least: how many certain pairs have to vote for the two, as one neighbour with an equal number may be chance. A
-            certain pair counts twice if it is nearer to the same one by its path on both sides; or if it runs next to
-            one of the two, is no parallel branch of ONE, and shares more words with the source of this one.
+        least: how many certain pairs have to make at least one vote for the two, as one neighbour with an equal number
+            may be chance. A certain pair counts twice if it is nearer to the same one by its path on both sides; or if
+            it runs next to one of the two, is no parallel branch of ONE, and shares more words with the source of this
+            one.
     """
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
@@ -99,12 +101,12 @@ def _lines(path: Path) -> frozenset[str]:
 
 
 def counted_alike(one: Unit, other: Unit) -> bool:
-    """Return whether ONE and OTHER, two units of one side, have the same numbers as components of their paths, at least
-    one: layers of one block have, if each kind has a list (`norms.3`, `convs.3`).
+    """Return whether the components of their paths that are numbers are equal for ONE and OTHER, two units of one side,
+    and there is at least one: `norms.3` and `convs.3` are layers of one block, if each kind has a list.
 
-    If exactly one of them is a batch norm (has a running variance), this does not count; instead all numbers in their
-    paths have to be equal, and the last component of ONE has to have a number: `bn1` and `conv1`. False if exactly one
-    of them is in a list that the other side counts from the other end.
+    If exactly one of them is a batch norm (has a running variance), another rule takes its place: all numbers in their
+    paths are equal, and the last component of ONE has a number (`bn1` and `conv1`). False in any case if exactly one of
+    them is in a list that the other side counts from the other end.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False
@@ -135,8 +137,10 @@ class Anchors:
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
         """Return those of the certain pairs whose targets may be nearer to one of ONE and OTHER, two units of the
-        target, than to the other one, because they share a feature (`_features`) that only one of the two has; in their
-        order. All certain pairs if they are at most 32.
+        target, than to the other one, in their order. Such a target shares a feature (`_features`) with one of the two
+        that the other one lacks; a word may be abbreviated, and a place in the order of execution may be the one before
+        or after. Where equal numbers may count for one of the two only (`counted_alike`), features of both count, too.
+        All certain pairs if they are at most 32.
         """
         if len(self._pairs) <= _ALL:
             return self._pairs

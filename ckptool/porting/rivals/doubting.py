@@ -59,9 +59,10 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Answer the open questions of TOPIC about the target of each pair of MATCHING whose swap with each pair of
-    look-alikes is excluded: EXCLUDED(pair, other) is true for all of them, also if there are none. A pair is left as it
-    is if a look-alike of either side has no partner, or if more than 64 pairs have its shape and kind.
+    """Answer the open questions of TOPIC about the target of each pair of MATCHING if EXCLUDED(pair, other) is true for
+    each other pair of look-alikes of it: no swap with any of them is possible. Without other look-alikes the questions
+    are answered, too. A pair is left as it is if a unit of its shape and kind, on either side, has no partner, or if
+    more than 64 pairs have them.
     """
     others = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     alike = by_look(matching.pairs)
@@ -76,10 +77,10 @@ def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], b
 
 
 def spread(pairs: list[Pair]) -> None:
-    """Ask all units of a block of the target the question that most of them have about whole blocks: if more than half
+    """Ask all units of a block of the target the question that most of them have about whole blocks. If more than half
     of the units in the block (also in blocks within it) have an open question about whole blocks (`Question.of_parts`),
-    the first of these questions, without its options, is asked of the others, too. Units that were paired by equal
-    names do not get it. PAIRS are (target, source); units outside of all blocks are left as they are.
+    the first of these questions, without its options, is asked of the units that have none. Units that were paired by
+    equal names do not get it. PAIRS are (target, source); targets outside of all blocks are left as they are.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:
@@ -95,9 +96,9 @@ def spread(pairs: list[Pair]) -> None:
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
-    """Ask one direction of a bidirectional recurrent layer the open questions of the other, without their options, if
-    it has none itself and was not paired by equal names. The two directions are the targets in PAIRS with the paths X
-    and X.reverse.
+    """Ask one direction of a bidirectional recurrent layer all open questions of the other, without their options. This
+    is done if just one of the two has open questions, and the one without was not paired by equal names. The two
+    directions are the targets in PAIRS with the paths X and X.reverse.
     """
     found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
     for path, t in found.items():

@@ -61,11 +61,15 @@ def _settle_block(
     block that has this source. Nothing is exchanged if no look-alike in the block has it, or if that look-alike has got
     the source of its own place already. Exchanged units note that as their only evidence (`Unit.exchange`).
 
-    Targets that now have the source at their place, exchanged or not, note their place in `settled`; their look-alikes
-    in the block without a known place note ().
+    Targets that now have the source at their place, exchanged or not, note their place in `settled`; all their other
+    look-alikes in the block note ().
 
-    PAIRS has all pairs, HELD the places in this list of those of the block, KNOWN path in the block -> path in the
-    counterpart. KINDS are the two paths without digits.
+    Args:
+        pairs: all pairs, changed in place.
+        held: the places in PAIRS of the pairs of the block.
+        block, counterpart: the paths of the block and of its counterpart.
+        known: path in the block -> path in the counterpart.
+        kinds: BLOCK and COUNTERPART without digits.
     """
     holder = {pairs[at][1].path: at for at in held}
     confirmed: dict[int, Path] = {}

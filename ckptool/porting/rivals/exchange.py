@@ -55,10 +55,12 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 def rearrange(swaps: Swaps) -> None:
     """Exchange the sources of look-alikes in the list of pairs of SWAPS as long as all evidence together is for it
-    (`_exchanged`), and ask about both (AGAINST_NUMBERS) unless names, places or neighbours settle it (`_is_settled`).
-    Groups of more than 64 look-alikes are left as they are. SWAPS is updated at the end if pairs have changed.
+    (`_exchanged`), and ask AGAINST_NUMBERS about the two pairs of each exchange unless names, places or neighbours
+    settle it (`_is_settled`). Groups of more than 64 look-alikes are left as they are. SWAPS is updated at the end if
+    pairs have changed.
 
-    As certain neighbours count pairs that have no doubt at the beginning, or only doubts about whole blocks.
+    The certain neighbours are the pairs that, before the first exchange, have no doubt, or only doubts about whole
+    blocks.
     """
     pairs = swaps.pairs
     certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
@@ -100,11 +102,14 @@ def _exchanged(group: Sequence[int], swaps: Swaps, certain: Certain) -> list[tup
 
 
 def _is_settled(one: Pair, other: Pair, swaps: Swaps, certain: Certain) -> bool:
-    """Return whether ONE and OTHER, two pairs after the exchange of their sources, need no question. One is enough:
-    names exclude all other pairs; target and source have equal places in lists (`in_equal_places`); their numbers are
-    in one order on both sides, and the last names of each pair agree (`_called_alike`); at least two certain pairs
-    around them show it (`in_company`); or both are in one block on both sides, and `Swaps.reason_in_row` is None (the
-    swap back is excluded).
+    """Return whether ONE and OTHER, two pairs after the exchange of their sources, need no question. One of these is
+    enough:
+
+    - names exclude that they are swapped back (`by_names`);
+    - target and source have equal places in lists (`in_equal_places`);
+    - their numbers are in one order on both sides, and the last names of each pair agree (`_called_alike`);
+    - certain pairs around them, at least two, show it (`in_company`);
+    - both are in one block on both sides, and `Swaps.reason_in_row` is None (the swap back is excluded).
     """
     if by_names(one, other) == "sure" or in_equal_places(one, other):
         return True
@@ -126,8 +131,8 @@ def _called_alike(pair: Pair) -> bool:
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
     """Return whether the swap of ONE and OTHER is to be considered: the target of one of them has a doubt, or
-    `Swaps.reason_in_row` returns a question about their swap. False if the paths of their targets' blocks differ in
-    more than digits, or if the file states different kinds of layers for the two sources (`_stated_apart`).
+    `Swaps.reason_in_row` returns a question about their swap. False in any case if the paths of their targets' blocks
+    differ in more than digits, or if the file states different kinds of layers for the two sources (`_stated_apart`).
     """
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False

@@ -100,8 +100,9 @@ class Contents:
         return self._runs[run]
 
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
-        """Return whether the modules in PATHS, [target, source] of two pairs, have equal contents in each pair, and not
-        in both.
+        """Return whether, in each of two pairs, the module of the target and that of the source have equal contents,
+        and the contents of one pair differ from those of the other. PATHS has [path of the target's module, path of the
+        source's module] for each pair.
         """
         (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
         return t == s and t2 == s2 and t != t2

@@ -54,7 +54,7 @@ def _decided(one: Pair, other: Pair) -> int:
 
       - both pairs were made by equal names, or they are parts of one tensor (`_parts_of_one`): more than 0;
       - words for tables (`_looked_up`): either;
-      - different places of the two targets in `settled`, in what a rule decided for a whole module: more than 0;
+      - one rule for a whole module gave the two targets different places there (`Unit.settled`): more than 0;
       - names that exclude each other (`hard_conflict`): more than 0 if more pairs would have them after the swap, less
         than 0 if fewer;
       - equal labels of words that exclude each other (`_agreed`): more than 0 if the pairs would have fewer after the

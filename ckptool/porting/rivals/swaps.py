@@ -93,8 +93,8 @@ class Swaps:
         """Return whether one of the sources ONE and OTHER has the name of a layer that was added to the code later, so
         that its place in the file does not tell when it runs: both are in one block, and their names are equal except
         for one word that only one of them has (`word_more`), such as "temporal" in `temporal_norm` beside `norm`. At
-        least two couples of look-alikes in this block have to differ by this word (`temporal_attn` beside `attn`); the
-        first 64 sources of the block are compared.
+        least two couples of look-alikes in this block, of which ONE and OTHER may be one, have to differ by this word
+        (`temporal_attn` beside `attn`); the first 64 sources of the block are compared.
         """
         block = block_of(one.path)
         word = word_more(one.path[len(block) :], other.path[len(block) :])

@@ -135,7 +135,9 @@ class _Fused:
         return not enough and self.theirs.count[self.shape] >= needed and not self._shares_heads()
 
     def splits(self) -> bool:
-        """Return whether the other side has a weight with the rows of each part, or keys and values of shared heads."""
+        """Return whether the other side has each part of this projection: a weight with the sizes of the part, under
+        any name, or the part by name (`_named`). Keys and values for shared heads (`_shares_heads`) are enough, too.
+        """
         return self._shares_heads() or all(
             self.theirs.count[self._sizes(part)] or self._named(part) for part in self.rows
         )
@@ -145,7 +147,9 @@ class _Fused:
         return (self.rows[part], *self.shape[1:])
 
     def _named(self, part: str) -> int:
-        """Return how often the other side has PART by name, with its rows."""
+        """Return how often the other side has PART by name, with its rows (see `_rows_of_parts`: half of a fused
+        projection of two parts counts as well).
+        """
         return self.theirs.by_part[part][self._sizes(part)]
 
     def _shares_heads(self) -> bool:
@@ -198,9 +202,9 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     there: the model's code splits it head by head, and the name on the source's side surely says that its parts follow
     one another.
 
-    The weights of OTHER with the sizes of WEIGHT are looked at in order. The first one that is not fused by its name,
-    or has the path of WEIGHT, or is in a module with the same contents (`_same_module`), ends it with False; the first
-    one that shows such a conflict with True. False if there is neither. KIND is what the name of WEIGHT says.
+    The weights of OTHER with the sizes of WEIGHT are looked at in order. False at the first one that is not fused by
+    its name, or has the path of WEIGHT, or is in a module with the same contents (`_same_module`); True at the first
+    one that shows such a conflict. False if there is neither. KIND is what the name of WEIGHT says.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
@@ -275,8 +279,9 @@ def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused 
 
 
 def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
-    """Return whether code names the PARTS that it cuts TARGET into and those of SOURCE, alike and in the same order,
-    and the source's code cuts in blocks.
+    """Return whether both codes give the parts that they cut TARGET and SOURCE into the same names ("q", "k", "v") in
+    the same order, and the source's code cuts SOURCE in blocks. PARTS is how many parts there are. False if a code
+    names none.
     """
     named = parts_in_code(source.entry)
     same = named != () and named == parts_in_code(target.entry)

@@ -107,8 +107,8 @@ class _Projection:
         return parts, tuple(self.sizes[self.parts.index(part)] for part in parts)
 
     def heads(self) -> int:
-        """Return the number of heads of keys that the code of the model shows, for a source; 0 if there are not two, if
-        it does not divide the rows of each part, and for a target.
+        """Return, for a source, into how many heads the code of the model splits keys. 0 if the code does not show it
+        or has only one head, if this number does not divide the rows of each part, and for a target.
         """
         found = 0 if self.one.is_target else self.other.heads(self.sizes[-1])
         return found if found > 1 and _divides(found, self.sizes) else 0
@@ -267,12 +267,17 @@ def _without_heads(p: _Projection) -> Form | None:
 
 
 def _has_one_head(p: _Projection) -> bool:
-    """Return whether the model has one head of keys and values for all queries."""
+    """Return whether the code of the model shows one head of keys and values for all queries: one head for keys with as
+    many rows as the last part of P. False if all parts of P have equally many rows, and for a projection of the target.
+    """
     return not p.one.is_target and len(set(p.sizes)) > 1 and p.other.heads(p.sizes[-1]) == 1
 
 
 def _has_no_heads(p: _Projection) -> bool:
-    """Return whether the projection is that of linear attention by its name, and the model's code uses keys whole."""
+    """Return whether the model uses keys with as many rows as the last part of P whole (`Parts.whole`), as in linear
+    attention, and the name of P surely means one part after the other in linear layers (P.kind.linear): here P is a
+    convolution. False if the model's number of heads is known, and for a projection of the target.
+    """
     return p.kind.linear and not p.heads() and not p.one.is_target and p.other.whole(p.sizes[-1])
 
 

@@ -89,8 +89,9 @@ def _form(word: str, whole: Shape, letters: _Initials) -> Form | None:
 
 
 def _are_meant(word: str, parts: Sequence[Piece]) -> bool:
-    """Return whether the two letters of WORD are words of the names of PARTS, of equal rows: `zr` for `conv_z` and
-    `conv_r`. Two letters are a word too often, and keys and values of other rows may stand in each head.
+    """Return whether each of the two letters of WORD is a word of the name of its part in PARTS, and both parts have
+    equally many rows: `zr` for `conv_z` and `conv_r`. Two letters are a word too often, and keys and values with
+    unequal rows may stand in each head.
     """
     named = all(letter in cut(p.last) for letter, p in zip(word, parts, strict=True))
     return named and len({p.shape[0] for p in parts}) == 1

@@ -139,8 +139,9 @@ def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
     """Return the layout of a projection of PARTS parts, as `layout_of` does, whose output is viewed with the sizes
     INNER.
 
-    [parts, …] is ("block", 0), unless it has more than two sizes and the second is PARTS, too. [heads, parts, width] is
-    ("heads", heads), and so is [heads, n] if PARTS divides n: each head then holds all parts. Others are ("", 0).
+    [parts, …] is ("block", 0); but [parts, parts, …] with three or more sizes is ("", 0), because it may be either.
+    [heads, parts, width] is ("heads", heads), and so is [heads, n] if PARTS divides n: each head then holds all parts.
+    Others are ("", 0), and so are no sizes.
     """
     if not inner:
         return "", 0

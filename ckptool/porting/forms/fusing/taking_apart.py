@@ -76,7 +76,9 @@ def _parts(piece: Piece, form: Form) -> list[Piece]:
 
 
 def _in_rival(piece: Piece, form: Form, index: int) -> Expr | None:
-    """Return the part of PIECE that has the name of part number INDEX of FORM in the other form; None without one."""
+    """Return the part of PIECE that has the name of part number INDEX of FORM, cut as the other form (`FORM.rival`)
+    says; None if FORM has no other form.
+    """
     if form.rival is None:
         return None
     parts, sizes, heads = form.rival
@@ -84,7 +86,9 @@ def _in_rival(piece: Piece, form: Form, index: int) -> Expr | None:
 
 
 def _asked(part: Piece, form: Form, option: Expr | None) -> Piece:
-    """Return PART with the question of FORM, if it has one, about OPTION, if there is one."""
+    """Return PART with the question of FORM, whose only option is OPTION (none if that is None); PART as it is if FORM
+    has no question.
+    """
     if form.doubt is None:
         return part
     return part.asked(form.doubt.about(*(() if option is None else (option,))))

@@ -17,7 +17,7 @@ from .twins import join_twins
 
 def join_parts(one: Canon, other: Canon) -> None:
     """Join tensors of ONE that are one tensor on the side OTHER, such as matrices of single heads: lists first, then
-    twins (modules of a block with equal layers), then families (tensors of one module), these again and again until
+    twins (modules of a block with equal layers), then families (tensors of one module), families again and again until
     none is left to join. Both sides are changed.
 
     Before, bare parameters of OTHER that hold such joined rows with inputs first are transposed (`turn_spelled`).

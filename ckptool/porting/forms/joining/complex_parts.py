@@ -70,5 +70,5 @@ def _sizes(shape: Shape) -> Shape:
 
 
 def _at_the_end(*parts: Expr, rank: int) -> Expr:
-    """Return PARTS stacked along a new last dimension."""
+    """Return the expression of PARTS, of RANK dimensions each, stacked along a new last dimension."""
     return ex.permute(ex.stack(*parts), *range(1, rank + 1), 0)

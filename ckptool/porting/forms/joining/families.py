@@ -38,8 +38,8 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
     (`namesakes`), those of keys or values with fewer heads than in OTHER (`_of_fewer_heads`), and modules of which no
     weight is left.
 
-    If such a module has a weight itself (`words.weight` beside `words.more.weight`), and all these weights have two or
-    more dimensions, it is added as the last, even if OTHER has it under the same name.
+    If such a module has a weight itself (`words.weight` beside `words.more.weight`), and this weight and all of these
+    have two or more dimensions, it is added as the last, even if OTHER has it under the same name.
     """
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
@@ -73,11 +73,14 @@ def join_families(one: Canon, other: Canon) -> bool:
     """Join families of ONE (weights in one module that may be parts of one tensor, by code, names and sizes), and their
     biases if these fit, where OTHER has more tensors of the joined sizes than ONE. Return whether any were joined.
 
-    Let N be how many more tensors of a joined size OTHER has. If more than N families may become tensors of this size,
-    those are joined whose order of parts names or code show (`_order`; numbers, as in `fc1`, `fc2`, do not count). If
-    there are no such families, those are joined, with a question about the order, whose module has a path that, without
-    numbers, at most N of the families have. If more than N are left in this way, none of this size is joined. A joined
-    tensor has a question, unless names or code show the order of its parts for certain.
+    For each joined size, let N be how many more tensors of it OTHER has. If at most N families may become tensors of
+    this size, all of them are joined. If there are more, one of these groups is joined, or none if it has more than N:
+
+      - the families whose order of parts names or code show (`_order`; numbers, as in `fc1`, `fc2`, do not count);
+      - if there are none, the families whose module has a path that, without numbers, at most N of the families have.
+        The order of their parts is a question.
+
+    A joined tensor has a question, unless names or code show the order of its parts for certain. ONE is changed.
     """
     sizes = SizeCounts(one, other)
     wholes: dict[Shape, list[Piece]] = defaultdict(list)
@@ -155,7 +158,8 @@ class _Order(NamedTuple):
     Attributes:
         parts: the parts in this order; None if nothing shows it.
         told: whether this order is certain. It has no meaning without parts.
-        by_code: whether code that divides the joined tensor shows it.
+        by_code: whether code of the other side shows it, which divides the output of the joined tensor, or concatenates
+            its input.
     """
 
     parts: tuple[Piece, ...] | None
@@ -169,9 +173,10 @@ def _order(family: Family, join: Join, wholes: Sequence[Piece]) -> _Order:
 
     The first of these that shows an order counts:
       - a name of WHOLES that spells the parts, or that gives shift, scale and gate, if the parts are named so: certain;
-      - a gate and its value, if the code of the parts shows a gate: certain;
-      - code that divides WHOLES: certain, unless the parts are gate and value, and their names do not surely say so;
-      - a gate and its value by name (`_by_gate`);
+      - a gate and its value (`_by_gate`), if the code of the parts shows that one of them is a gate or a value;
+      - code that divides the outputs of WHOLES, or concatenates their inputs (`order_by_code`): certain, unless the
+        parts are gate and value, and their names do not surely say so;
+      - a gate and its value by name alone (`_by_gate`);
       - for rows, unless FAMILY.numbered: the code of the parts, which concatenates their outputs: not certain.
     """
     named = spelled_parts(family.parts, {piece.last for piece in wholes if piece.path})
@@ -208,7 +213,7 @@ def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...]
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[tuple[Piece, ...] | None, bool]:
     """Return (gate and value in the order in which the forward pass splits WHOLES, the joined tensors; whether it is
     certain which of PARTS is the gate). (None, True) if PARTS are not two, of which just one is the gate, or if the
-    order is not known: the code of WHOLES splits them in no one way.
+    order is not known: a tensor of WHOLES shows no gate, or two of them show it in different halves.
 
     The gate is the layer that goes through the activation. The code of PARTS shows it for certain. Else the name of the
     gate counts; it is certain if the activation is a sigmoid, or if one of the names means the value ("up"): code that
@@ -363,14 +368,15 @@ def _of_positions(group: Sequence[Piece], dim: int) -> list[Family]:
 
 
 def _is_token(piece: Piece) -> bool:
-    """Return whether PIECE has one row, and a word for the token of the class in its name."""
+    """Return whether PIECE, a table [1, rows, size], has one row, and "cls", "class" or "token" in its name."""
     return piece.shape[1] == 1 and not {"cls", "class", "token"}.isdisjoint(piece.words)
 
 
 def _of_one_word(group: Sequence[Piece]) -> list[Family]:
     """Return a family for each word that the last names of two or more tensors of GROUP have, but not of all: these
-    tensors in the order of GROUP, which is not certain. Families of words at the end of names come before those of
-    earlier words, because the last word says what a tensor is.
+    tensors in the order of GROUP, which is not certain. The families of the words of the first tensor come first, those
+    of its last word before those of earlier words, because the last word says what a tensor is; then the families of
+    further words of the second tensor, and so on.
     """
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
@@ -415,8 +421,9 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
-    """Return (place of the letter in the alphabet, other words) for a name that counts by a letter after a number
-    (`conv1a`, `conv1b`: "0" and "1", with ("conv", "1")); None for other names. WORDS are the words of the name.
+    """Return (place of the letter in the alphabet, other words) for a name that counts by a letter from a to h after
+    a number (`conv1a`, `conv1b`: "0" and "1", with ("conv", "1")); None for other names. WORDS are the words of the
+    name.
     """
     if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
@@ -448,7 +455,7 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
       - Along the first dimension, if the parts have two or more dimensions and all other sizes are equal: one after the
         other; if FAMILY.turns, interleaved in slices, the largest number that divides the rows of each part.
-      - Along the second dimension, one after the other, if there are two or more and all other sizes are equal.
+      - Along the second dimension, one after the other, if the parts have two or more and all other sizes are equal.
       - Stacked along a new first dimension, if all sizes are equal, and not all of them 1.
     """
     shapes = [p.shape for p in family.parts]
@@ -469,9 +476,10 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
     joined in the same way, if each weight has one and the sizes fit; for weights joined along their second dimension
     (inputs), all biases that there are are added up, if their sizes are equal. Other biases stay.
 
-    A joined tensor has a question: whether its parts are stored head by head (FAMILY.by_heads), or else about their
-    order, unless FAMILY is numbered. If the stem of the names is a word for a role in torch (`q_scale`, `k_scale`: a
-    weight; `q_shift`, `k_shift`: a bias), the tensor gets this role and the name `parts`.
+    A joined weight or bias has a question: whether its parts are stored head by head, if FAMILY.by_heads; else about
+    their order, unless FAMILY.numbered. A sum of biases has none of these. If the stem of the names is a word for a
+    role in torch (`q_scale`, `k_scale`: a weight; `q_shift`, `k_shift`: a bias), the tensor gets this role and the name
+    `parts`.
     """
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
@@ -490,8 +498,9 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
-    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: along their rows, which have
-    to be as many as those of the weights, or, if equal, as a stack.
+    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: if it stacks weights, the
+    biases have to have equal sizes; if it joins them along their rows, each bias as many rows as its weight. False if
+    it joins weights along their second dimension.
     """
     if join.dim is None:
         return len(set(shapes)) == 1

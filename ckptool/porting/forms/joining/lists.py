@@ -71,18 +71,21 @@ def _lists_at(one: Canon, at: int) -> dict[_Path, _Inner]:
 def _planned(
     head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]], sizes: SizeCounts, other: Canon
 ) -> _Planned | None:
-    """Return what of the list HEAD, with the tensors INNER, is joined: the tensors of all layers (`plan_of_list`), or,
-    if that is not possible, only single layers of the members (`_plan_of_layer`); None for nothing.
+    """Return what of the list HEAD, with the tensors INNER, is joined, and how; None for nothing. All layers are joined
+    (`plan_of_list`), or, if that is not possible, only single layers of the members (`_plan_of_layer`).
 
     INNER has (path inside of a member, role) -> number of the member -> piece, SIZES counts both sides, and PARENTS has
     the modules whose layers can be joined with each other (see `_parents`).
 
-    If the layers inside of each member can also be joined with each other, by PARENTS, two joins are possible: of the
-    layers of each member (`heads.0.q` with `heads.0.k`), or of the same layer of all members (`heads.0.q` with
-    `heads.1.q`). The first is left to `join_families`: the result is None if OTHER has the joined layers in a list of
-    as many members; and only single layers may be joined here if such layers can be joined in modules outside of the
-    list, too. Else the second is returned, with `open` set (a question), unless OTHER has layers of the joined sizes
-    with the names of the layers inside (`q`).
+    If PARENTS says that the layers inside of each member can be joined with each other (`heads.0.q` with `heads.0.k`),
+    `join_families` may do that in place of joining the same layer of all members (`heads.0.q` with `heads.1.q`):
+
+    - None if OTHER has layers of the joined sizes in a list of as many members (`_wholes_are_listed`): then
+      `join_families` joins the layers of each member.
+    - Only single layers if layers with these names can also be joined in a module outside of the list
+      (`_families_elsewhere`).
+    - Else all layers, with `open` set (a question), unless OTHER has layers of the joined sizes with the names of the
+      layers inside, such as `q` (`_wholes_are_named`).
     """
     plan = plan_of_list(inner, sizes)
     if plan is not None:
@@ -263,11 +266,12 @@ def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
 
 def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
     """Replace the tensors of the members of the list HEAD in ONE, as PLANNED, by one for each path in a member and
-    role: the one of `heads.0.q` and `heads.1.q` is at `heads.q`. Vectors that are not joined are added up; other
-    tensors that are not joined stay. On the source, the counters of batch norms move, too (`_move_counters`).
+    role: the one of `heads.0.q` and `heads.1.q` is at `heads.q`. Vectors that are not joined are added up, if their
+    sizes are equal; other tensors that are not joined stay. On the source, the counters of batch norms move, too
+    (`_move_counters`).
 
-    A joined tensor has a question if it is a vector of a layer norm (a layer that is not `_by_channel`), if
-    PLANNED.open is set, and if its parts may be interleaved.
+    A joined tensor gets a question for each of these that is so: it is a vector of a layer norm (a layer with a weight
+    that is not `_by_channel`); PLANNED.open is set; its parts may be interleaved (`Join.open`).
     """
     inner, plan, is_open = planned
     for (path, role), members in inner.items():

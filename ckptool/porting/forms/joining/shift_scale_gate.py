@@ -12,8 +12,8 @@ _MODULATION = ("shift", "scale", "gate")
 
 
 def said_affine(words: Collection[str]) -> str | None:
-    """Return which part of a modulation WORDS name: "scale" (`gamma`, `scale`), "shift" (`beta`, `shift`); None if they
-    name none, or both.
+    """Return which part of a modulation WORDS name: "scale" if "gamma" or "scale" is among them, "shift" if "beta" or
+    "shift" is. None if they name neither, or both.
     """
     said = {part for part, named in _AFFINE.items() if not named.isdisjoint(words)}
     return said.pop() if len(said) == 1 else None
@@ -23,8 +23,9 @@ _AFFINE = {"scale": frozenset({"gamma", "scale"}), "shift": frozenset({"beta", "
 
 
 def shift_first(row: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """Return the layers ROW as shift, scale and, if there is one, gate, by the word for it in their names. None if a
-    name has no such word, if two have the same, or if shift or scale is missing.
+    """Return the layers ROW in the order shift, scale and, if there is one, gate. The first of the words "shift",
+    "scale" and "gate" in the last component of a layer's path says which it is. None if a layer has no such word, if
+    two layers have the same, or if shift or scale is missing.
     """
     said = {next((word for word in cut(piece.last) if word in _MODULATION), ""): piece for piece in row}
     whole = len(said) == len(row) and said.keys() in ({*_MODULATION}, {*_MODULATION[:2]})

@@ -23,8 +23,9 @@ _Path = tuple[str, ...]
 def join_twins(one: Canon, other: Canon) -> None:
     """In each numbered block of ONE, join all layers of its twins into one layer: twins (`_twins`) are modules directly
     in the block that hold two or more layers each, all of one size, with equal names (`a.shift`, `a.scale`, `a.gate`
-    and `b.shift`, `b.scale`, `b.gate` become one layer of six parts). Nothing is joined unless OTHER has more tensors
-    of the joined size than ONE, by exactly the number of joined layers.
+    and `b.shift`, `b.scale`, `b.gate` become one layer of six parts). OTHER has to have fewer tensors of the size of
+    these layers than ONE, and more of the joined size, by exactly the number of joined layers of this size; else
+    nothing is joined.
 
     The joined layer has the layers of the first module first. This order is a question, unless the layers of each
     module are shift, scale and gate by name, and the names of all tensors of OTHER with the joined size say that they

@@ -53,14 +53,14 @@ def beginnings(
     theirs: torch.nn.Module, own: torch.nn.Module, values: Any, known: frozenset[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield (path of a module inside of the source's code THEIRS, inputs of the model OWN) for a model that may be this
-    module. The inputs have one spec, with the type and sizes of the first input of the module when the code runs on
-    VALUES; they come in up to three forms that OWN may take (`spellings`).
+    module. The inputs are one spec, with the type and sizes of the first input of the module when the code runs on
+    VALUES, in up to three forms that OWN may take (`spellings`).
 
-    Up to three modules in KNOWN come first, then modules that are not in KNOWN, one for each further shape of their
-    inputs; the search ends after 24 shapes. If a module around one of these gets an input with the same values, the
-    path of the outermost such module is yielded instead. A module is left out if its input has the values of an input
-    of the code itself, in any order (BGR for RGB): the model then takes the same pictures as the code. Nothing if the
-    code cannot be run.
+    The first three modules in KNOWN that run come first, then modules that are not in KNOWN, one for each further shape
+    of their inputs; the search ends after 24 shapes. If a module around one of these gets an input with the same
+    values, the path of the outermost such module is yielded instead. A module is left out if its input has the values
+    of an input of the code itself, in any order (BGR for RGB): the model then takes the same pictures as the code.
+    Nothing is yielded if the code cannot be run.
     """
     given = [tensor for _, tensor in leaves(values)]
     found = {

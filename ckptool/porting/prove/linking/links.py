@@ -133,11 +133,15 @@ def _made_of(
     place: int, have: tuple[int, ...], wanted: tuple[int, ...], *, is_named: bool, is_float: bool
 ) -> Iterator[tuple[int, Link]]:
     """Yield (cost, link) for the ways to make an input of the model, of sizes WANTED, of the input of the source's code
-    at PLACE, of sizes HAVE: the values as they are, if the sizes are equal; and, only for floating point numbers
-    (IS_FLOAT), with the dimensions after the first in another order (of three to five in all); as one channel in place
-    of several of a picture [N, C, H, W] ("grey"); or several times along a new dimension, two or one ("frames"). The
-    lower the cost, the likelier; it rises in this order. IS_NAMED, for equal names, makes the first two cheaper, but
-    not another order of equal sizes. Nothing if no way fits.
+    at PLACE, of sizes HAVE; nothing if no way fits. The lower the cost, the likelier; it rises in this order:
+
+    - the values as they are, if the sizes are equal;
+    - the values with the dimensions after the first in another order, if there are three to five dimensions in all;
+    - one channel in place of all channels of a picture [N, C, H, W] ("grey");
+    - the values several times along a new dimension, which is dimension 2 or 1 of WANTED ("frames").
+
+    All but the first are only for floating point numbers (IS_FLOAT). If the names are equal (IS_NAMED), the first two
+    cost 1 less, except for another order if HAVE and WANTED are equal.
     """
     other_name = 0 if is_named else 1
     if have == wanted:

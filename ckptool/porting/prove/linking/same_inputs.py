@@ -42,7 +42,7 @@ class SameInputs:
 
     Attributes:
         theirs, own: the inputs as the source's code and the model take them, as specs or tensors.
-        links: the origin of each input of the model.
+        links: for each input of the model, in order, which input of the source's code it is made of, and how.
         code: the source's code.
         plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places;
             else None.
@@ -70,9 +70,11 @@ class SameInputs:
     def made(self, seed: int) -> tuple[Any, Any] | None:
         """Return (inputs of the source's code, inputs of the model) with the same random values, drawn from SEED. Each
         input of the model is made of its origin, as its link says; an input without an origin gets random values of its
-        own. For "grey", it is the other way: the source's code gets the model's one channel as each of its channels.
+        own. A link with the `how` "grey" goes the other way: each channel of the input of the source's code is the one
+        channel of the model's input.
 
-        For "part", the source's code is run for the input of its module; None if that module did not run.
+        For a link with the `how` "part", the source's code is run, and the model gets the input of the link's module
+        there; None is returned if that module did not run.
         """
         values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
         given = [t for _, t in leaves(values)]

@@ -18,7 +18,7 @@ def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
     """Yield the inputs SPEC, a dict by name or a sequence by position, in the forms in which MODEL may take them, each
     form once, in this order:
 
-    - by their names, those that are names of arguments of MODEL, if these are all that it needs;
+    - if SPEC is a dict, by their names, those that are names of arguments of MODEL, if all that it needs is there;
     - by position, all of them;
     - the first alone, under the name of the main input (`main_input_name`), if MODEL has one;
     - by the names of the arguments of MODEL, in order, without inputs beyond them, unless its first argument is by

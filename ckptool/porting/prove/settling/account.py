@@ -147,8 +147,9 @@ def _limit(trial: Trial, stopped: str | None) -> str:
 
 
 def _about_keys(reached: Reached, unfelt: Sequence[str]) -> str:
-    """Return the end of a sentence about keys: how many trials settled, how many outputs do not depend on (UNFELT), how
-    many have a hidden factor, and which may be exchanged; "" if there are none of these.
+    """Return the end of a sentence about keys: those that trials settled, those that the outputs do not depend on
+    (UNFELT), those of which the outputs do not show a factor, and pairs whose weights may be exchanged (four at most);
+    "" if there are none of these.
     """
     text = ""
     before = reached.mapping.entries

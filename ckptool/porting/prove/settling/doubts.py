@@ -208,8 +208,9 @@ def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial)
     """Return ENTRIES (key -> entry) without the sources of guessed matrices that the proof shows to be new layers. SEEN
     is the flow of the model, EXPECTED that of the source's code.
 
-    A guessed weight of a linear layer or convolution is taken back if the bias of this layer has no source, all uses
-    before the layer agree with EXPECTED, and with zeros as the bias none of its uses gives what uses in EXPECTED give.
+    A guessed weight of a linear layer or convolution is taken back if the bias of this layer has no source, each use
+    before the layer gives what uses in EXPECTED give or leads to a use that does, and with zeros as the bias no use of
+    the layer gives what uses in EXPECTED give.
     Its entry then has no expression and no evidence, and GIVES_SOMETHING_ELSE as its only question.
 
     The model of TRIAL is run once with zeros for these biases, and keeps them. ENTRIES are returned as they are if no

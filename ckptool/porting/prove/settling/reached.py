@@ -91,7 +91,7 @@ class Reached:
         return any(behind_new_keys(self.seen, self.entries))
 
     def judge_again(self) -> None:
-        """Judge the flow `seen` with the entries as they are now."""
+        """Set `verdict` to the verdict on the flow `seen` with the entries as they are now. Nothing is run."""
         self.verdict = judge(self.codes.expected, self.seen, self.entries)
 
     def sharp(self, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True) -> Sharp | None:
@@ -119,8 +119,9 @@ class Reached:
         inputs. EXPECTED is the flow of the source's code on INPUTS; True if it is None, because that code cannot be run
         on them; False if the model cannot be run on INPUTS. The inputs of the trial stay as they are.
 
-        If FIRST compared outputs, all of them have to be equal, not only up to the last use (`Verdict.beyond`). If it
-        did not, it is enough that the outputs are equal that depend on no key without a source (`but_for_new_keys`).
+        If FIRST compared outputs, and is not `Verdict.beyond`, all outputs on INPUTS have to be equal, not only up to
+        the last use of weights. Else it is enough that the verdict on INPUTS is equal in any way, or that those outputs
+        are equal that depend on no key without a source (`but_for_new_keys`).
         """
         if expected is None:
             return True

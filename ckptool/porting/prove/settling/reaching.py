@@ -41,12 +41,12 @@ def reach(reached: Reached) -> None:
 
 def _try_changes(reached: Reached) -> None:
     """Change the settings of the model and the weights in REACHED, each only if its verdict is not equal yet: first
-    settings, so that no weight is changed for a setting; then weights (`search`); then settings again, if keys had no
-    source at the beginning and all have one now. While a key has no source, no settings are tried.
+    settings, unless a key has no source; then weights (`search`); then settings, if keys had no source at the beginning
+    and all have one now.
 
-    Two more searches may be made. If the verdict is equal but no outputs were compared, and keys have no source, these
-    keys are searched for. If settings were changed, and outputs differ still, or a layer may have the weights of
-    another (`_may_be_of_others`), weights are searched for with the model's own settings.
+    Two more searches may be made. If the verdict is equal at the beginning, but no outputs were compared, and keys have
+    no source, these keys are searched for. If settings were changed, and outputs differ still, or a layer may have the
+    weights of another (`_may_be_of_others`), weights are searched for with the model's own settings.
     """
     begun, had_open = reached.entries, reached.has_open
     if not reached.verdict.equal and not had_open:
@@ -96,10 +96,11 @@ def _measure(reached: Reached, *, all_outputs: bool) -> None:
     """Compare the models of REACHED in float64, and keep the result as its `sharply` (None if they cannot be run so);
     also as its `after`, if settings and weights were changed.
 
-    If the proof has succeeded so far, and outputs are not exactly equal in float64, look for a setting as the cause,
-    and, if there is none, search for other weights in float64 (`_search_finely`). The verdict of REACHED is not equal
-    afterwards if there is a cause, or if the difference is larger than rounding in float32 explains. ALL_OUTPUTS is
-    False if outputs that depend on keys without a source shall be left out.
+    If the proof has succeeded so far, and outputs are not exactly equal in float64, look for a setting as the cause. It
+    is dropped again if rounding explains the difference and the setting does not make it smaller. If there is no cause,
+    search for other weights in float64 (`_search_finely`). The verdict of REACHED is not equal afterwards if there is a
+    cause, or if the difference is larger than rounding in float32 explains. ALL_OUTPUTS is False if outputs that depend
+    on keys without a source shall be left out.
     """
     reached.trial.progress.say("measuring what rounding explains")
     reached.sharply = reached.sharp(reached.entries, reached.seen, all_outputs=all_outputs)
@@ -119,9 +120,9 @@ def _measure(reached: Reached, *, all_outputs: bool) -> None:
 
 
 def _brings_nearer(reached: Reached) -> bool:
-    """Return whether the outputs of REACHED, measured in float64, come nearer to those of the source's code with its
-    causes. A step that only some layer shows, such as a factor of what is compared in a search for the nearest code, is
-    no cause of outputs that are equal already.
+    """Return whether the outputs of REACHED, measured in float64, are nearer to those of the source's code with the
+    settings in `causes` (`after`) than without them (`before`). True, too, if one of the two was not measured. If
+    outputs are equal already, a setting that does not bring them nearer is no cause: it only makes some layer agree.
     """
     before, after = (None if one is None else one.measured for one in (reached.before, reached.after))
     return before is None or after is None or after.difference < before.difference
@@ -148,8 +149,8 @@ def _look_for_causes(reached: Reached) -> None:
 
 
 def _search_for_new_keys(reached: Reached) -> None:
-    """Search for expressions for the keys without a source, if no outputs can be compared, and put them into REACHED if
-    more layers agree with them. Else REACHED stays as it is.
+    """Search for expressions for the keys without a source of REACHED, whose outputs could not be compared, and put
+    them into REACHED if more layers agree with them. Else REACHED stays as it is.
 
     A change counts only if a later layer, of which the mapping was certain, confirms the keys (`by_itself_alone`): any
     new head gives what a layer of the source gives, if it has its weights.
@@ -251,7 +252,9 @@ def _search_finely(reached: Reached) -> bool:
 
 
 def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
-    """Return whether the outputs of both models could be compared and are equal up to rounding in float64."""
+    """Return whether the outputs of both models could be compared, in float32 (VERDICT) and in float64 (SHARPLY), and
+    are equal up to rounding in float64.
+    """
     return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
 
 

@@ -89,8 +89,9 @@ def _settled_entries(reached: Reached, unfelt: Sequence[str]) -> dict[str, Entry
     changes are taken back (`_without_vain_changes`).
 
     In both cases, keys that trials filled and no output or later layer confirms (`by_itself_alone`) have no source
-    again, unless the module has one name on both sides (`taken_back`). Keys that stay filled get a question (`unseen`)
-    if outputs are not equal; if none were compared and all else is equal, only those that nothing confirms.
+    again, unless the module has one name on both sides (`taken_back`). Keys that trials filled and that stay filled get
+    a question (`unseen`) if outputs are not equal; if no outputs were compared and all else is equal, only those get it
+    that nothing confirms.
     """
     entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, reached.codes.expected
     mapping, trial = reached.mapping, reached.trial

@@ -22,9 +22,9 @@ _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
 
 
 def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
-    """Return MAPPING with a question about each convolution of three input channels that reads what the first
-    convolutions of the source's code read (no layer runs before these), if the code of one model mentions only RGB and
-    that of the other only BGR; else as it is. Its option has the channels in the opposite order.
+    """Return MAPPING with a question about each kernel of a 2d convolution with three input channels that is made of a
+    kernel of a first convolution of the source's code (no use of weights is before it), if the code of one model
+    mentions only RGB and that of the other only BGR; else as it is. The option has the channels in the opposite order.
 
     THEIRS is the source's code, OWN the model. FLOW is the forward pass of the source's code, over keys of the file.
     """
@@ -38,8 +38,9 @@ def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Modul
 
 
 def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
-    """Return ENTRY with the question ASKED, if it is a convolution of three input channels that reads a key in FIRST;
-    else as it is. The option has the channels in the opposite order.
+    """Return ENTRY with the question ASKED, if its expression reads a key in FIRST and it is a kernel of a 2d
+    convolution with three input channels ([n, 3, h, w]); else as it is. The option has the channels in the opposite
+    order.
     """
     if entry.expr is None or first.isdisjoint(entry.sources) or len(entry.shape) != 4 or entry.shape[1] != 3:
         return entry
