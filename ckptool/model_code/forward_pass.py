@@ -85,8 +85,8 @@ class Use:
     facts: Facts = field(default_factory=Facts)
 
 
-def _turned_to(name: str, args: Any) -> list[int] | None:
-    """Return, for each of the four dimensions of the result of the function NAME (`permute`, `transpose` …), its place
+def _turned_to(name: str, args: Any, count: int = 4) -> list[int] | None:
+    """Return, for each of the COUNT dimensions of the result of the function NAME (`permute`, `transpose` …), its place
     before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
 
     ARGS are its arguments by position, the tensor first. None if they do not show it: the dimensions are given by
@@ -95,12 +95,12 @@ def _turned_to(name: str, args: Any) -> list[int] | None:
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
         return None
-    dims = [dim % 4 for dim in given]
+    dims = [dim % count for dim in given]
+    order = list(range(count))
     if name == "permute":
-        return dims if sorted(dims) == [0, 1, 2, 3] else None
+        return dims if sorted(dims) == order else None
     if len(dims) != 2:
         return None
-    order = [0, 1, 2, 3]
     if name.startswith("move"):
         order.insert(dims[1], order.pop(dims[0]))
     else:
@@ -303,7 +303,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
         """Note in the facts of the matrices that made the tensor VALUE how rotary embeddings pair their outputs:
-        `rotary` becomes KIND ("half", "interleaved" or "unknown"), and `turned` WIDTH, the number of outputs of each
+        `rotary` becomes KIND ("half" or "interleaved"), and `turned` WIDTH, the number of outputs of each
         head that are rotated (0 if that is not known). The first note for a matrix stays. `rotary` of the whole pass
         is not changed.
         """
@@ -502,8 +502,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         The kind is "half" if the first argument of CALL is the two halves of a tensor, stacked in a new last dimension,
         else "interleaved". `rotary` becomes this kind; `polar`, which makes the angles, changes no earlier kind. The
         facts of the matrices that made the first argument get the kind, too (`_rotates`), but not for `polar`. If CALL
-        sorts pairs into halves (turns [..., pairs, 2] into [..., 2, pairs], `_sorts_pairs`), these facts get "unknown",
-        and `rotary` stays.
+        sorts pairs into halves (turns [..., pairs, 2] into [..., 2, pairs], `_sorts_pairs`), these facts get
+        "interleaved", because code then rotates halves that were neighbours, and `rotary` stays.
 
         Also note which tensors are halves and stacked halves (`_pair_halves`).
         """
@@ -515,8 +515,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.rotary = kind if call.name != "polar" else self.rotary or kind
         if first is not None and (second or call.name == "view_as_complex"):
             self._rotates(kind, first, first.shape[-1] * (1 if second else first.shape[-2]))
-        if call.name in _TURNS and isinstance(call.result, torch.Tensor) and _sorts_pairs(first, call.result):
-            self._rotates("unknown", first)
+        if first is not None and call.name in _TURNS and _sorts_pairs(call, first):
+            self._rotates("interleaved", first, 2 * first.shape[-2])
 
     def _pair_halves(self, call: Call) -> None:
         """Note what the result of CALL is, if it is one of these; halves are of the last dimension of one tensor:
@@ -877,14 +877,14 @@ def _number(name: str, args: Any, names: frozenset[str], nothing: float | None) 
     return float(numbers[0]) if len(numbers) == 1 else None
 
 
-def _sorts_pairs(before: Any, after: torch.Tensor) -> bool:
-    """Return whether, by its sizes, AFTER is BEFORE with neighbours [..., pairs, 2] moved into halves [..., 2, pairs].
-    False if BEFORE has fewer than four dimensions, or if there are just two pairs, which the sizes do not show.
-
-    Then the function that rotates the halves afterwards does not show which elements of BEFORE are pairs.
+def _sorts_pairs(call: Call, before: torch.Tensor) -> bool:
+    """Return whether CALL, a permutation, moves neighbours of BEFORE, its first argument, into halves: it exchanges the
+    last two dimensions [pairs, 2]. False if BEFORE has fewer than four dimensions.
     """
-    swapped = isinstance(before, torch.Tensor) and before.ndim >= 4 and before.shape[-1] == 2 != before.shape[-2]
-    return swapped and after.shape == (*before.shape[:-2], 2, before.shape[-2])
+    if before.ndim < 4 or before.shape[-1] != 2:
+        return False
+    last = before.ndim - 1
+    return _turned_to(call.name, call.args, before.ndim) == [*range(last - 1), last, last - 1]
 
 
 def _half(args: Any, half: Any) -> int | None:

@@ -172,8 +172,8 @@ class Facts:
         merged: the sizes of the two dimensions that the code flattens into the channels that it takes, or None.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
-        rotary: how a rotary embedding pairs its output ("half", "interleaved"); "unknown" if the code sorts the pairs
-            before it rotates them; None if it rotates none.
+        rotary: how a rotary embedding pairs its output ("half", "interleaved", also if the code moves
+            neighbours into halves before it rotates these); None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, and the activation of the gate; or None.
         runs: how often the same function takes it.

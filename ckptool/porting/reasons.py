@@ -747,9 +747,9 @@ class Reason(Enum):
     )
     HALVES_BESIDE_THIRDS = (
         Topic.OTHER,
-        "this layer takes two concatenated tensors of one size, in a module for which the source's code may have other "
-        "orders than the model's; check torch.cat in both codes: if they have the same order, take the plain tensor, "
-        "and if not, the reordered one",
+        "this layer takes two concatenated tensors of one size, or the code cuts its output in halves, in a module for "
+        "which the source's code may have other orders than the model's; check torch.cat or split in both codes: if "
+        "they have the same order, take the plain tensor, and if not, the reordered one",
     )
     BROADCAST = (
         Topic.OTHER,

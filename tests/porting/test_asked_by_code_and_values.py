@@ -110,6 +110,23 @@ def test_all_orders_of_thirds_are_options_and_so_are_those_of_halves_in_their_mo
     assert {key: len(found(made, f"{key}.weight").rivals) for key in facts} == asks
 
 
+@pytest.mark.parametrize(("sizes", "asks"), [((4, 4), 1), ((2, 6), 0)])
+def test_halves_of_an_output_beside_thirds_have_the_other_order_as_an_option(sizes: tuple[int, int], asks: int) -> None:
+    source = signature({"mix.0.weight": (8, 5), "context.0.weight": (5, 6), "context.1.weight": (12, 5)})
+    shapes = {"vec.weight": (8, 5), "mlp.0.weight": (5, 6), "mlp.2.weight": (12, 5)}
+    target = known(wanted(shapes), module="Linear", how="linear")
+    parts = {"vec": ("vec1", "vec2"), "mlp.2": ("v", "sv", "s")}
+    facts = {
+        path: Facts(parts=tuple(map(Part, names, sizes if path == "vec" else (4, 4, 4))))
+        for path, names in parts.items()
+    }
+    entries = {
+        key: replace(e, facts=facts.get(key.removesuffix(".weight"), e.facts)) for key, e in target.entries.items()
+    }
+    made = port(source, replace(target, entries=entries))
+    assert len(found(made, "vec.weight").rivals) == asks
+
+
 @pytest.mark.parametrize(("before", "after", "asks"), [(0, 3, True), (1, 3, False), (0, 1, False)])
 def test_a_branch_that_flows_into_what_the_model_takes_and_that_it_lacks_is_asked_about(
     before: int, after: int, asks: bool

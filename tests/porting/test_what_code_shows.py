@@ -368,22 +368,32 @@ class Rotated(nn.Module):
 OF_FILE, OF_MODEL = ("query", "key", "value", "dense"), ("q_lin", "k_lin", "v_lin", "o_lin")
 
 
-@pytest.mark.parametrize("how", [("half", "half"), ("pairs", "half"), ("half", "pairs"), ("part half", "part half")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("half", "half"),
+        ("pairs", "half"),
+        ("half", "pairs"),
+        ("part half", "part half"),
+        ("sorted", "half"),
+        ("half", "sorted"),
+        ("sorted", "pairs"),
+    ],
+)
 @pytest.mark.parametrize("names", [OF_FILE, OF_MODEL])
 def test_how_code_pairs_the_rows_of_rotary_embeddings_is_no_question(how: tuple[str, str], names: Any) -> None:
     theirs, own = Rotated(OF_FILE, how[0]), Rotated(names, how[1])
     mapping = ported(theirs, own, "float32[2,5,16]")
     assert mapping.having("guessed") == []
     assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 16))
-    assert (Reason.ROTARY, f"the source's code pairs {'neighbours' if how[0] == 'pairs' else 'halves'}") in answers(
-        mapping, f"{names[0]}.weight"
-    )
+    assert (
+        Reason.ROTARY,
+        f"the source's code pairs {'neighbours' if how[0] in ('pairs', 'sorted') else 'halves'}",
+    ) in answers(mapping, f"{names[0]}.weight")
 
 
-@pytest.mark.parametrize("how", [("sorted", "half"), ("part pairs", "part half")])
-def test_pairs_that_code_does_not_show_stay_a_question(how: tuple[str, str]) -> None:
-    """Rows that are sorted before they are turned, and heads of which only a part is turned."""
-    mapping = ported(Rotated(OF_FILE, how[0]), Rotated(OF_MODEL, how[1]), "float32[2,5,16]")
+def test_pairs_of_a_part_of_each_head_stay_a_question() -> None:
+    mapping = ported(Rotated(OF_FILE, "part pairs"), Rotated(OF_MODEL, "part half"), "float32[2,5,16]")
     assert {entry.target for entry in mapping.having("guessed")} >= {"q_lin.weight", "k_lin.weight"}
 
 

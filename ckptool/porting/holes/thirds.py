@@ -14,7 +14,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..forms.fusing.projections import said_part
 from ..forms.pieces import Piece
-from ..matching.units import Unit
+from ..matching.units import Path, Unit
 from ..questions import Reason
 from ..words import cut, label, table
 from .filling import Filled, Filling
@@ -29,9 +29,10 @@ def doubt_thirds(filling: Filling) -> None:
     size (`_are_thirds`), because the source's code may have another order of these parts.
 
     - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
-    - HALVES_BESIDE_THIRDS, with the other order of the columns as the option, for layers in the module of a layer that
-      got THIRDS, if they take two concatenated tensors of one size, unless both codes show equal names and sizes of
-      these two: code that cuts in an order of its own may join in one, too.
+    - HALVES_BESIDE_THIRDS, with the other order of the halves as the option, for layers in the module of a layer that
+      got THIRDS, if they take two concatenated tensors of one size (then of their columns), or if the model's code cuts
+      their output into two parts of one size (of their rows); unless both codes show equal names and sizes of these
+      two: code that cuts in an order of its own may join in one, too, and cut in halves in one.
 
     Only tensors of `_written_anew` get questions, and none if the source has all keys of the model (`same_names`).
     """
@@ -42,14 +43,17 @@ def doubt_thirds(filling: Filling) -> None:
         facts = t.main.entry.facts
         if not _are_thirds(facts.parts, piece.shape[0]) or _names(t) == _names(s):
             continue
-        asked.add(t.path[:-1])
+        asked.add(_module_of(t))
         one = sum(part.size for part in facts.parts)
         filled.ask(Reason.THIRDS, options=_other_orders(filled.expr, 0, one, _PARTS, piece.shape[0] // one))
     for t, s, filled, piece in _written_anew(filling):
-        sizes = [part.size for part in t.main.entry.facts.takes]
-        halves = len(sizes) == 2 and sizes[0] == sizes[1] and len(piece.shape) > 1 and sum(sizes) == piece.shape[1]
-        if t.path[:-1] in asked and halves and t.main.entry.facts.takes != s.main.entry.facts.takes:
+        if _module_of(t) not in asked:
+            continue
+        here, there = t.main.entry.facts, s.main.entry.facts
+        if len(piece.shape) > 1 and _are_halves(here.takes, piece.shape[1]) and here.takes != there.takes:
             filled.ask(Reason.HALVES_BESIDE_THIRDS, options=_other_orders(filled.expr, 1, piece.shape[1], 2))
+        elif _are_halves(here.parts, piece.shape[0]) and here.parts != there.parts:
+            filled.ask(Reason.HALVES_BESIDE_THIRDS, options=_other_orders(filled.expr, 0, piece.shape[0], 2))
 
 
 def _written_anew(filling: Filling) -> Iterator[tuple[Unit, Unit, Filled, Piece]]:
@@ -81,6 +85,19 @@ def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
         return False  # shift, scale and gate have a rule of their own
     (size,) = sizes
     return size > 0 and rows % (size * _PARTS) == 0
+
+
+def _are_halves(parts: Sequence[Part], size: int) -> bool:
+    """Return whether PARTS are two of one size, SIZE together."""
+    sizes = [part.size for part in parts]
+    return len(sizes) == 2 and sizes[0] == sizes[1] and sum(sizes) == size
+
+
+def _module_of(unit: Unit) -> Path:
+    """Return the path of the module that UNIT is in; of a member of a list or of an `nn.Sequential`, of the module that
+    this one is in: `h.0` for `h.0.proj` and for `h.0.net.2`.
+    """
+    return unit.path[:-2] if unit.path and unit.path[-1].isdecimal() else unit.path[:-1]
 
 
 def _names(unit: Unit) -> tuple[str, ...]:
