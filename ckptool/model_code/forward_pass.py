@@ -664,7 +664,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             weight = call.args[1]
             alone = weight.shape[1] == 1 and weight.shape[0] == first.shape[1]
             self._maps_of[id(call.result)] = (*before, key) if alone else (key,)
-        elif before and call.result.shape == first.shape and call.name not in PRODUCTS:
+        elif call.name.startswith("conv") or call.name in PRODUCTS:
+            return  # it mixes channels
+        elif before and call.result.shape == first.shape:
             self._maps_of[id(call.result)] = before
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:

@@ -236,15 +236,16 @@ class Facts:
     neighbours: Neighbours | None = None
 
     def under(self, names: Mapping[str, str]) -> Facts:
-        """Return these facts with the keys of other weights in `joined`, `bypasses` and `behind` renamed by NAMES (old
-        key -> new key). Keys in `added` stay.
+        """Return these facts with the keys of other weights in `joined`, `added`, `bypasses` and `behind` renamed by
+        NAMES (old key -> new key).
 
-        A key that is not in NAMES stays in `joined` and `bypasses`, and becomes "" in `behind`.
+        A key that is not in NAMES becomes "" in `behind`, and stays in the others.
         """
         joined = tuple((names.get(key, key), count) for key, count in self.joined)
         behind = None if self.behind is None else self.behind._replace(weight=names.get(self.behind.weight, ""))
         bypasses = tuple(one._replace(layer=names.get(one.layer, one.layer)) for one in self.bypasses)
-        return replace(self, joined=joined, behind=behind, bypasses=bypasses)
+        added = frozenset(names.get(key, key) for key in self.added)
+        return replace(self, joined=joined, behind=behind, bypasses=bypasses, added=added)
 
 
 @dataclass(frozen=True, slots=True)

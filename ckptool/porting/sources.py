@@ -306,9 +306,9 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
         return signature
     short = {v: k for k, v in unwrap(list(signature.entries)).items()}
     entries = dict(signature.entries)
-    known = 0
-    pairs = [(entry, key if key in entries else short.get(key)) for key, entry in code.entries.items()]
-    if sum(own is not None for _, own in pairs) < 0.5 * len(pairs):
+    known: set[str] = set()
+    copies = [{key: own for key in code.entries if (own := key if key in entries else short.get(key)) is not None}]
+    if len(copies[0]) < 0.5 * len(code.entries):
         optional = frozenset(key for key, entry in code.entries.items() if not entry.parameter)
         ways = named_alike(
             {k: e.shape for k, e in code.entries.items()},
@@ -316,13 +316,13 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
             optional,
             share=0.5,
         )
-        pairs = [(code.entries[key], own) for way in ways for key, own in way.items()] or pairs
-    names = {entry.key: own for entry, own in pairs if own is not None}
-    for entry, own in pairs:
-        if own is not None and entries[own].shape == entry.shape:
-            entries[own] = _as_in_code(entries[own], entry, names)
-            known += 1
-    if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
+        copies = list(ways) or copies
+    for names in copies:  # the file may hold the model several times
+        for key, own in names.items():
+            if entries[own].shape == code.entries[key].shape:
+                entries[own] = _as_in_code(entries[own], code.entries[key], names)
+                known.add(key)
+    if len(known) < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
         found = port(signature, replace(code, rotary=None)).having("mapped")
         names = {made.target: made.sources[0] for made in found if made.expr is not None and made.expr.is_copy}
         for made in found:
@@ -331,7 +331,7 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
                 entries[key] = replace(entries[key], used=theirs.used, how=theirs.how, parameter=theirs.parameter)
         for target, key in names.items():
             entries[key] = _as_in_code(entries[key], code.entries[target], names)
-        known += len(names)
+        known.update(names)
     if not known:
         raise NotFound(
             "its keys are not those of the source model",
@@ -342,7 +342,7 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
             ],
         )
     return replace(
-        signature, entries=entries, traced=code.traced and known >= 0.9 * len(code.entries), rotary=code.rotary
+        signature, entries=entries, traced=code.traced and len(known) >= 0.9 * len(code.entries), rotary=code.rotary
     )
 
 

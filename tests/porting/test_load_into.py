@@ -372,3 +372,20 @@ def test_a_transfer_leaves_the_garbage_collector_as_it_was(frozen: bool) -> None
         assert (gc.isenabled(), gc.get_freeze_count() > 0) == (True, frozen)
     finally:
         gc.freeze()  # as the tests run
+
+
+def test_a_mapping_that_transfer_made_is_used_again_with_the_counters_that_the_model_makes_itself() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.bn = nn.Linear(3, 4), nn.BatchNorm1d(4)
+
+    state = {
+        key.replace("fc", "lin"): value for key, value in Normed().state_dict().items() if "num_batches" not in key
+    }
+    mapping = ckptool.transfer(state, Normed())
+    again = ckptool.transfer(state, Normed(), mapping=mapping)
+    assert [entry.status for entry in again.entries] == [entry.status for entry in mapping.entries]
+    model = Normed()
+    ckptool.load_into(model, state, mapping=mapping)
+    assert torch.equal(model.fc.weight, state["lin.weight"])

@@ -257,8 +257,8 @@ def _repeated_layers(
     tensors: Mapping[str, LazyTensor], layers: Mapping[str, Sequence[str]], content: Mapping[str, bytes]
 ) -> dict[str, str]:
     """Return key -> the key with the same last name in an earlier layer, for the keys of each layer that repeats one:
-    both hold tensors with the same names and, for each name, the same bytes. LAYERS has path of a module -> keys in it,
-    in the order of the file, CONTENT key -> digest (`_contents`).
+    both hold tensors with the same names and, for each name, the same bytes, type and sizes. LAYERS has path of a
+    module -> keys in it, in the order of the file, CONTENT key -> digest (`_contents`).
 
     Vectors of ones are always equal, so such a layer counts only if it has a matrix or kernel whose values are not all
     equal, or three or more tensors with such values (a norm with its statistics). Only the first 64 bytes are looked at
@@ -271,7 +271,8 @@ def _repeated_layers(
             continue
         if not any(_tells(tensors[key]) for key in inside) and sum(_varies(tensors[key]) for key in inside) < _VECTORS:
             continue
-        look = frozenset((key.rpartition(".")[2], content[key]) for key in inside)
+        held = ((key, tensors[key]) for key in inside)
+        look = frozenset((key.rpartition(".")[2], t.dtype.name, t.shape, content[key]) for key, t in held)
         earlier = first.setdefault(look, path)
         if earlier != path:
             found.update((key, ".".join(filter(None, (earlier, key.rpartition(".")[2])))) for key in inside)

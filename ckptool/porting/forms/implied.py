@@ -104,7 +104,8 @@ def name_listed_attention(canon: Canon) -> None:
         known = _LISTED[: 3 if head[:-1] in outputs else 4]
         if set(cut("".join(head[-2:-1]))) & _ATTENTION and _is_list_of(len(known), pieces):
             for piece in pieces:
-                _add(canon, piece, known[int(piece.last)])
+                if int(piece.last) < len(known):  # a bias of a further member is none of the attention
+                    _add(canon, piece, known[int(piece.last)])
 
 
 def _is_list_of(count: int, pieces: Sequence[Piece]) -> bool:
