@@ -140,14 +140,17 @@ def _inputs_by_biases(piece: Piece, bias: Piece | None, wanted: Counter[Shape], 
 def _inputs_by_size(piece: Piece, wanted: Counter[Shape]) -> list[int]:
     """Return which dimensions of the projection PIECE, with three dimensions, are inputs, if exactly one choice gives a
     matrix [outputs, inputs] whose sizes are in WANTED: one dimension for queries, keys, values and positions, two for
-    an output. The name of PIECE says which of these it is. [] if several choices fit, or none, and for other names.
+    an output, the last two for a table of other embeddings (segments), whose rows stay. The name of PIECE says which
+    of these it is. [] if several choices fit, or none, and for other names.
     """
-    said = label(table().group("attention"), piece.words)
+    said, rows = (label(table().group(group), piece.words) for group in ("attention", "embedding"))
     ways: list[list[int]] = []
-    if said in _PARTS or label(table().group("embedding"), piece.words) == "position":
+    if said in _PARTS or rows == "position":
         ways = [[0], [1], [2]]
     elif said == "o":
         ways = [[1, 2], [0, 2], [0, 1]]
+    elif rows is not None:
+        ways = [[1, 2]]
     sizes = [(prod(piece.shape) // (n := prod(piece.shape[d] for d in way)), n) for way in ways]
     fitting = [way for way, size in zip(ways, sizes, strict=True) if wanted[size]]
     return fitting[0] if len(fitting) == 1 else []

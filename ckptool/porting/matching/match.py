@@ -743,13 +743,19 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
     """Return SOURCES without running averages (EMA). A unit is left out if its name marks it as an average
-    (`is_average`), the module around it directly holds a unit of the same colour that is no average, and SOURCES have
-    more units of this colour than TARGETS.
+    (`is_average`), the module around it directly holds a unit with a tensor of the same stored sizes that is no average
+    (the original, of which the common form may be transposed), and SOURCES have more units of the colour of the
+    original than TARGETS, averages of such originals included.
     """
-    wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
-    averages = [u for u in sources if is_average(u.path) and there[u.colour] > wanted[u.colour]]
-    plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
-    return _without(sources, [u for u in averages if (u.path[:-1], u.colour) in plain])
+    original = {(u.path[:-1], u.main.entry.shape): u.colour for u in sources if not is_average(u.path)}
+    averages = {
+        id(u): colour
+        for u in sources
+        if is_average(u.path) and (colour := original.get((u.path[:-1], u.main.entry.shape))) is not None
+    }
+    wanted = Counter(u.colour for u in targets)
+    there = Counter(averages.get(id(u), u.colour) for u in sources)
+    return [u for u in sources if id(u) not in averages or there[averages[id(u)]] <= wanted[averages[id(u)]]]
 
 
 def is_average(path: Sequence[str]) -> bool:

@@ -306,6 +306,24 @@ class Naming:
                 changed |= self.cells.split(Evidence(Kind.TENSORS), pair, mode="one", cells=[(targets, sources)])
         return changed
 
+    def by_initials(self) -> bool:
+        """Split each cell of two to eight units of each side whose names one side abbreviates to a letter: the words
+        that tell the units of one side apart (`_telling_words`) are single letters, and are the first letters of those
+        of the other side: `r_w_bias`, `r_r_bias` and `word_bias`, `rel_bias`. Return whether any cell was split.
+        """
+        changed = False
+        for targets, sources in self.cells.open():
+            if not 2 <= len(targets) == len(sources) <= 8:
+                continue
+            words = {**_telling_words(targets), **_telling_words(sources)}
+            sides = [[words.get(id(unit), "") for unit in side] for side in (targets, sources)]
+            short = [all(len(word) == 1 for word in side) for side in sides]
+            initials = [{word[:1] for word in side} for side in sides]
+            if short in ([True, False], [False, True]) and initials[0] == initials[1] and "" not in initials[0]:
+                labels: dict[int, Hashable] = {unit: word[0] for unit, word in words.items()}
+                changed |= self.cells.split(Evidence(Kind.SIMILAR_NAME), labels, mode="one", cells=[(targets, sources)])
+        return changed
+
     def by_similar_names(self) -> bool:
         """Pair units of a cell by the similarity of their names (`similarity`): T and S leave the cell as a pair if
         their similarity is 0.3 or more, and more than 0.1 higher than that of T with any other source, and of S with
@@ -334,6 +352,18 @@ def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
+
+
+def _telling_words(units: Sequence[Unit]) -> dict[int, str]:
+    """Return `id` of a unit -> the word that tells its last name from those of the other UNITS; {} if the last names
+    are not of equally many words that differ in just one place, or if two are equal there.
+    """
+    names = [cut(unit.last) for unit in units]
+    places = [at for at, words in enumerate(zip(*names, strict=False)) if len(set(words)) > 1]
+    if len({len(name) for name in names}) != 1 or len(places) != 1:
+        return {}
+    told = {id(unit): name[places[0]] for unit, name in zip(units, names, strict=True)}
+    return told if len(set(told.values())) == len(units) else {}
 
 
 def _last_names(units: Iterable[Unit]) -> _Places:

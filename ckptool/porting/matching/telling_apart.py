@@ -104,6 +104,14 @@ TELLING: tuple[Rule[Split], ...] = in_order(
         Strength.LIKELY,
     ),
     Rule(
+        "initials",
+        103,
+        "The words that tell the look-alikes of one side apart are the first letters of those of the other side.",
+        "`r_w_bias`, `r_r_bias` and `r_s_bias` abbreviate `word_bias`, `rel_bias` and `seg_bias`.",
+        lambda matcher: matcher.naming.by_initials(),
+        Strength.LIKELY,
+    ),
+    Rule(
         "named like its branch",
         105,
         "Its name shares a word with the layers along its branch: those that take its output, or give its input.",
