@@ -936,3 +936,30 @@ def test_convolutions_whose_channels_code_divides_in_blocks_hold_no_heads_in_tur
     mapping = ported(theirs, own, "float32[2,8,6,6]")
     assert same_outputs(mapping, theirs, own, torch.randn(2, 8, 6, 6))
     assert not mapping.having("guessed")
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_stacks_of_one_size_of_which_code_multiplies_one_from_the_other_side_are_stored_alike(up: bool) -> None:
+    class Crossed(nn.Module):
+        def __init__(self, names: tuple[str, str]) -> None:
+            super().__init__()
+            self.names = names
+            for name in names:
+                self.register_parameter(name, nn.Parameter(torch.randn(2, 3, 10, 4)))
+            self.out = nn.Linear(10, 2)
+
+        def forward(self, x: Any) -> Any:
+            u, v = (getattr(self, name) for name in self.names)
+            for layer in range(2):
+                low = torch.einsum("bd,edr->ber", x, v[layer])
+                x = x + torch.einsum("ber,edr->bd", low.tanh(), u[layer])
+            return self.out(x)
+
+    theirs, own = Crossed(("U_list", "V_list")), Crossed(("proj_up", "proj_down"))
+    mapping = ported(theirs, own, "float32[5,10]", code=up)
+    assert {entry.target: str(entry.expr) for entry in mapping.entries} == {
+        "proj_up": "U_list",
+        "proj_down": "V_list",
+        "out.weight": "out.weight",
+        "out.bias": "out.bias",
+    }

@@ -294,10 +294,25 @@ def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) 
     first (`is_turned`), if WANTED, the sizes of the target's pieces, does not have them. WANTED is without sizes of 1.
     Tensors that a step has changed, and those whose layout the file states, stay.
     """
-    stored = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     weights = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and p.expr.is_copy]
+    _leave_stored_alike(weights, target)
+    stored = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     for p in [p for p in weights if p.shape in stored and squeezed(p.shape) not in wanted]:
         turn(source, p)
+
+
+def _leave_stored_alike(weights: Sequence[Piece], target: Canon) -> None:
+    """Take back the transposition of the target's stacks of one stored size (three dimensions or more), if the model
+    stores some with inputs first and some not, and WEIGHTS, those of the source that no step has changed, have just as
+    many of this size: the two sides then most likely store each stack alike.
+    """
+    theirs = Counter(p.shape for p in weights)
+    for shape, count in theirs.items():
+        stacks = [p for p in target.pieces.values() if p.entry.shape == shape and len(shape) > 2]
+        turned = [p for p in stacks if is_turned(target, p)]
+        if len(stacks) == count > len(turned) > 0:
+            for p in turned:
+                turn(target, p)
 
 
 def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
