@@ -117,3 +117,20 @@ def test_single_numbers_in_a_list_are_the_numbers_of_one_parameter(shape: tuple[
     source = {f"scales.{n}.scale": np.array([n + 0.5]) for n in (2, 0, 1)} | {"head.weight": np.ones((4, 6))}
     made = worked_out(source, {"gains": shape, "out.weight": (4, 6)})
     np.testing.assert_array_equal(made["gains"].values, np.array([0.5, 1.5, 2.5]).reshape(shape))
+
+
+def test_stacks_of_target_networks_do_not_count_for_a_model_without_target_networks() -> None:
+    stacks = {
+        f"{n}.{part}": (5, *shape)
+        for n, rows, width in ((0, 8, 7), (1, 8, 8), (2, 4, 8))
+        for part, shape in {"weight": (rows, width), "bias": (rows,), "ln.weight": (rows,), "ln.bias": (rows,)}.items()
+        if n < 2 or not part.startswith("ln")
+    }
+    source = {f"_{net}.params.{key}": shape for net in ("Qs", "target_Qs") for key, shape in stacks.items()}
+    source |= {f"_reward.{key}": shape[1:] for key, shape in stacks.items()}
+    own = {key.replace(".ln.", ".norm."): shape[1:] for key, shape in stacks.items()}
+    target = {f"reward.{key}": shape for key, shape in own.items()}
+    target |= {f"critics.{n}.{key}": shape for n in range(5) for key, shape in own.items()}
+    made = pairing(port(signature(source), wanted(target)))
+    assert made.get("critics.3.1.weight") == "select(_Qs.params.1.weight, 0, 3)"
+    assert len(made) == len(target)

@@ -949,13 +949,13 @@ def test_stacks_of_one_size_of_which_code_multiplies_one_from_the_other_side_are
             self.out = nn.Linear(10, 2)
 
         def forward(self, x: Any) -> Any:
-            u, v = (getattr(self, name) for name in self.names)
+            v, u = (getattr(self, name) for name in self.names)
             for layer in range(2):
                 low = torch.einsum("bd,edr->ber", x, v[layer])
                 x = x + torch.einsum("ber,edr->bd", low.tanh(), u[layer])
             return self.out(x)
 
-    theirs, own = Crossed(("U_list", "V_list")), Crossed(("proj_up", "proj_down"))
+    theirs, own = Crossed(("V_list", "U_list")), Crossed(("proj_down", "proj_up"))
     mapping = ported(theirs, own, "float32[5,10]", code=up)
     assert {entry.target: str(entry.expr) for entry in mapping.entries} == {
         "proj_up": "U_list",

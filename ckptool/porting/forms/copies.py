@@ -55,7 +55,26 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             found.update((".".join(other + tail), ".".join(first + tail)) for other in others for tail in below[other])
         elif None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):
             left.update(".".join(p + tail) for p in prefixes if _side(p[-1]) is not None for tail in below[p])
-    return found, left
+    return found, left | _followers(source, target)
+
+
+def _followers(source: Signature, target: Signature) -> set[str]:
+    """Return the keys of SOURCE that are of target networks (`_target_Qs.0.weight` beside `_Qs.0.weight`), for a model
+    without target networks. They are copies that training alone needs, and as stacks they would make lists of layers
+    look twice as long.
+
+    The result is empty if a key of TARGET has the word "target", or if a key of SOURCE with this word has no twin of
+    equal sizes, a key with the same words without "target".
+    """
+    followers = [key for key in source.entries if "target" in _words(key)]
+    if not followers or any("target" in _words(key) for key in target.entries):
+        return set()
+    twins = {_without_target(key): entry for key, entry in source.entries.items() if "target" not in _words(key)}
+    for key in followers:
+        twin = twins.get(_without_target(key))
+        if twin is None or twin.shape != source.entries[key].shape:
+            return set()
+    return set(followers)
 
 
 def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:
@@ -132,16 +151,13 @@ def target_networks(source: Signature, target: Signature) -> dict[str, str]:
     at most as many tensors as TARGET has without its target networks.
     """
 
-    def without(path: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(word for word in cut(name) if word != "target") for name in path)
-
     have = Counter(entry.shape for entry in source.entries.values())
     wanted = Counter(entry.shape for entry in target.entries.values())
-    networks = {without(key.split(".")): key for key in target.entries if "target" not in _words(key)}
+    networks = {_without_target(key): key for key in target.entries if "target" not in _words(key)}
     found = {
         key: twin
         for key, entry in target.entries.items()
-        if "target" in _words(key) and (twin := networks.get(without(key.split("."))))
+        if "target" in _words(key) and (twin := networks.get(_without_target(key)))
         if target.entries[twin].shape == entry.shape
     }
     for shape, count in Counter(target.entries[key].shape for key in found).items():
@@ -149,6 +165,11 @@ def target_networks(source: Signature, target: Signature) -> dict[str, str]:
             return {}
     said = any("target" in _words(key) for key in source.entries)
     return {} if said or len(found) < sum("target" in _words(key) for key in target.entries) else found
+
+
+def _without_target(key: str) -> tuple[tuple[str, ...], ...]:
+    """Return the words in each component of KEY, without the word "target"."""
+    return tuple(tuple(word for word in cut(name) if word != "target") for name in key.split("."))
 
 
 def _words(key: str) -> set[str]:
