@@ -478,7 +478,7 @@ def test_a_matrix_of_two_inputs_is_not_that_of_a_new_layer() -> None:
     mapping = ported(Infomax(new=False), Infomax(new=True), "float32[2,5,4]")
     assert {e.target for e in mapping.having("mapped")} == {"encoder.weight", "encoder.bias"}
     assert mapping["hidden.weight"].status == "unmapped"
-    assert "gives with it what no layer" in mapping["hidden.weight"].doubts[0]
+    assert "no layer of the source's code gives what this layer gives" in mapping["hidden.weight"].doubts[0]
 
 
 class Loose(nn.Module):
