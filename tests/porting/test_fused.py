@@ -471,3 +471,13 @@ def test_biases_of_queries_and_values_are_one_with_that_of_the_keys_or_zeros(key
         for name in ("q_bias", "k_bias", "v_bias")
     }
     np.testing.assert_array_equal(made, np.concatenate([*held.values()]))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_layer_whose_output_code_divides_into_no_parts_has_no_half_that_is_a_gate(seen: bool) -> None:
+    source = {f"block.W1{n}.weight": (8, 6 if n == 1 else 8) for n in (1, 2, 3)}
+    target = wanted({f"block.{name}.weight": (8, 6 if name == "enter" else 8) for name in ("enter", "mid", "leave")})
+    entries = {key: replace(entry, how="linear" if seen else "", used=None) for key, entry in target.entries.items()}
+    made = port(signature(source), replace(target, entries=entries))
+    asks = {question.reason.name for entry in made.entries for question in entry.questions}
+    assert ("HALF_ARRANGED" in asks) != seen

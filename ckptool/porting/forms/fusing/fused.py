@@ -291,9 +291,13 @@ def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
 def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
     """Return the reason to ask which half of TARGET is the gate: `ROWS_ARRANGED` for a tensor with three or more
     dimensions above 1, `HALF_ARRANGED` for others. None if the names of both sides, OWN and THEIRS, surely say it; also
-    None for others whose code shows an open gate (`open_gate`), because another rule asks about these.
+    None for others whose code shows an open gate (`open_gate`), because another rule asks about these, and for a layer
+    of which the model's code divides the output into no parts: `W12` is then one of a row of layers.
     """
     if own and theirs and own.sure and theirs.sure:
+        return None
+    facts = target.entry.facts
+    if target.entry.how == "linear" and facts.gate is None and not facts.parts and not facts.layout.kind:
         return None
     if len(squeezed(target.entry.shape)) > 2:
         return Reason.ROWS_ARRANGED
