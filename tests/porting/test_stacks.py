@@ -134,3 +134,20 @@ def test_stacks_of_target_networks_do_not_count_for_a_model_without_target_netwo
     made = pairing(port(signature(source), wanted(target)))
     assert made.get("critics.3.1.weight") == "select(_Qs.params.1.weight, 0, 3)"
     assert len(made) == len(target)
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_experts_along_the_last_dimension_of_a_kernel_become_a_list(count: int) -> None:
+    rng = np.random.default_rng(0)
+    source = {"mix.expert_kernels": rng.normal(size=(7, 4, 5)), "mix.expert_bias": rng.normal(size=(4, 5))}
+    target = {
+        f"experts.{n}.fc.{leaf}": shape for n in range(count) for leaf, shape in (("weight", (4, 7)), ("bias", (4,)))
+    }
+    mapping = port(signature({key: value.shape for key, value in source.items()}), wanted(target))
+    if count != 5:
+        assert not pairing(mapping)
+        return
+    made = worked_out(source, target)
+    for n in range(5):
+        assert np.array_equal(made[f"experts.{n}.fc.weight"].values, source["mix.expert_kernels"][:, :, n].T)
+        assert np.array_equal(made[f"experts.{n}.fc.bias"].values, source["mix.expert_bias"][:, n])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,8 +36,9 @@ def unstack(one: Canon, other: Canon) -> None:
     also transposed or as equal parts of it (`_fitting`). Stacks of OTHER count as lists if a projection is fused on one
     side only (`_other_stacks`). Nothing is done if OTHER has no numbered list and no such stacks.
 
-    Before that, vectors for the layers of a list are split (`_unstack_vectors`), and flat matrices of experts are
-    reshaped to stacks (`_stand_up`). The fitting stacks of a module are split together, if one of them has three
+    Before that, stacks whose members are along the last dimension are permuted (`_members_first`), vectors for the
+    layers of a list are split (`_unstack_vectors`), and flat matrices of experts are reshaped to stacks (`_stand_up`).
+    The fitting stacks of a module are split together, if one of them has three
     dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Stacks of
     matrices with inputs first are transposed (`_laid_out`, which may also ask a question).
     """
@@ -46,6 +47,7 @@ def unstack(one: Canon, other: Canon) -> None:
         lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
+    _members_first(one, other, lists)
     _unstack_vectors(one, other)
     _stand_up(one, other)
     groups, norms = _by_own_path(_stacks(one, other, lists, stacks), lists_of(other))
@@ -57,6 +59,26 @@ def unstack(one: Canon, other: Canon) -> None:
         is_norm = path in norms and len(fitting) == len(members)
         if is_norm or any(len(p.shape) > 2 for p in fitting):
             _unstack_group(one, path, fitting, lists[n], votes[path, n] or everywhere)
+
+
+def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) -> None:
+    """Move the last dimension of each stack of ONE to the front that holds its members along the last: a kernel
+    [in, out, n], as mixtures of experts have it in Keras, if OTHER has a list of n members with matrices [in, out], in
+    either order, and no list of as many members as the first dimension is long. Biases [out, n] in the module of such
+    a kernel go with it. LISTS has number of members -> sizes of tensors in lists of OTHER.
+    """
+    kernels = [
+        p
+        for p in one.pieces.values()
+        if p.role != "bias" and len(p.shape) == 3 and p.shape[0] not in lists and not other.has(p)
+        if not lists.get(p.shape[-1], set()).isdisjoint((p.shape[:2], p.shape[1::-1]))
+    ]
+    for kernel in kernels:
+        rows, n = kernel.shape[1:]
+        beside = [p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n)]
+        one.permute(kernel, (2, 0, 1))
+        for bias in beside if (rows,) in lists[n] else ():
+            one.permute(bias, (1, 0))
 
 
 def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection[int]) -> dict[_Group, list[Piece]]:
