@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,6 +167,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
+        self._reshaped_to: defaultdict[int, list[int]] = defaultdict(list)  # the same of such a tensor in other sizes
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
         self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
@@ -183,12 +185,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             elif id(value) in self._stands_for:
                 key, turned = self._stands_for[id(value)]
                 self._see_layout(key, call, place, value, turned=turned)
-        self._taken_elsewhere(call.name, call.tensors)
         call.result = shape_only(call.name, call.args, kwargs)
         if call.result is None:
             self._budget.before(call.name, call.args)
             call.result = func(*args, **kwargs)
         self._budget.after(call.result)
+        self._taken_elsewhere(call)
         if not self._blind:
             try:
                 self._observe(call)
@@ -692,15 +694,28 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self.uses[mean].facts.behind = BehindLayer(layer, eps)
             self._normed[id(given["input"])] = mean
 
-    def _taken_elsewhere(self, name: str, values: Sequence[Any]) -> None:
-        """Forget that VALUES, the tensors that the function NAME takes, are direct outputs of layers: a batch norm that
-        took one of them loses its note (`behind` becomes None), and one that takes it later gets none. Nothing changes
-        if NAME is `batch_norm` itself, or only reads a property.
+    def _taken_elsewhere(self, call: Call) -> None:
+        """Forget that the tensors that CALL took are direct outputs of layers: a batch norm that took one of them loses
+        its note (`behind` becomes None), and one that takes it later gets none. Nothing changes if CALL is a
+        `batch_norm` itself, only reads a property, or takes only the sizes of a tensor (the second of `view_as`).
+
+        The output of a linear layer that CALL reshapes without touching the last dimension stays one, and so does the
+        result: tokens are flattened before a batch norm.
         """
-        for value in values if name != "batch_norm" and name not in _LOOKS else ():
-            self._made.pop(id(value), None)
-            if (mean := self._normed.pop(id(value), None)) is not None:
-                self.uses[mean].facts.behind = None
+        if call.name == "batch_norm" or call.name in _LOOKS:
+            return
+        taken = call.tensors[:1] if call.name.endswith("_as") else call.tensors
+        first, result = call.first, call.result
+        layer = self._made.get(id(first)) if call.name in ("flatten", "reshape", "view") else None
+        if layer in self.uses and self.uses[layer].how == "linear" and result.shape[-1:] == first.shape[-1:]:
+            self._made[id(result)] = layer
+            self._reshaped_to[id(first)].append(id(result))
+            return
+        for value in taken:
+            for one in (id(value), *self._reshaped_to[id(value)]):
+                self._made.pop(one, None)
+                if (mean := self._normed.pop(one, None)) is not None:
+                    self.uses[mean].facts.behind = None
 
     def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
         """Return (kind, what) of the result of CALL for `_from`, by (KIND, WHAT) of its first argument FIRST. None if

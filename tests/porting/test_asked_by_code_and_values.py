@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from sides import found, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow, Part, Signature
 from ckptool.porting.port import port
-from ckptool.porting.questions import still_open
+from ckptool.porting.questions import Question, Reason, ask, still_open
+from ckptool.porting.rivals.both_flows import settle_by_flow
 
 
 def known(side: Signature, **of: Any) -> Signature:
@@ -172,3 +174,33 @@ def test_tables_that_sizes_of_one_tell_apart_on_one_side_only_are_a_question(tol
     assert port(signature(along), wanted({f"x.{key}": shape for key, shape in along.items()})).is_sure
     beside = {"cls_token": (1, 1, 4), "norm.weight": (4,)}
     assert port(signature(beside), wanted({"class_embedding": (4,), "final_norm.weight": (4,)})).is_sure
+
+
+@dataclass
+class Layer:
+    """A unit in a chain of layers: each flows into all later ones."""
+
+    place: int
+    questions: list[Question[Any]]
+    colour: tuple[int, ...] = (8, 8)
+    attends: str = ""
+
+    @property
+    def flow(self) -> Flow:
+        return Flow(self.place, (1 << self.place) - 1)
+
+    @property
+    def doubts(self) -> list[Question[Any]]:
+        return [question for question in self.questions if question.is_open]
+
+
+@pytest.mark.parametrize(
+    ("at", "sources", "settles"), [(1, (0, 1, 2), True), (2, (0, 1, 2), False), (1, (1, 0, 2), False)]
+)
+def test_a_pair_of_one_shape_is_confirmed_between_the_same_layers_and_not_at_the_end(
+    at: int, sources: tuple[int, ...], settles: bool
+) -> None:
+    targets = [Layer(n, [ask(Reason.ONLY_ITS_SHAPE)] if n == at else []) for n in range(3)]
+    pairs = [(t, Layer(n, [])) for t, n in zip(targets, sources, strict=True)]
+    settle_by_flow(SimpleNamespace(pairs=pairs, unpaired=lambda side: []))
+    assert (not targets[at].doubts) == settles

@@ -326,6 +326,34 @@ def test_a_batch_norm_is_folded_with_the_eps_of_the_code() -> None:
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
 
 
+class Tokened(nn.Module):
+    """A linear layer of tokens with a batch norm of its channels, as in LeViT; or with the norm folded in."""
+
+    def __init__(self, *, norm: bool, added: bool = False) -> None:
+        super().__init__()
+        self.fc, self.added = nn.Linear(6, 5, bias=not norm), added
+        self.bn = nn.BatchNorm1d(5, eps=1e-3) if norm else nn.Identity()
+        self.out = nn.Linear(5, 4)
+        if norm:
+            self.bn.running_var.uniform_(0.5, 2)
+            self.bn.running_mean.normal_()
+
+    def forward(self, x: Any) -> Any:
+        y = self.fc(x)
+        z = self.bn(y.flatten(0, 1)).reshape_as(y)
+        return self.out(F.relu(z + y if self.added else z))
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_batch_norm_of_flattened_tokens_follows_their_layer_unless_code_uses_its_output_elsewhere(
+    added: bool,
+) -> None:
+    theirs, own = Tokened(norm=True, added=added), Tokened(norm=False)
+    mapping = ported(theirs, own, "float32[2,3,6]")
+    assert (mapping.having("guessed") == []) != added
+    assert added or same_outputs(mapping, theirs, own, torch.randn(2, 3, 6))
+
+
 def test_a_batch_norm_that_does_not_follow_its_layer_at_once_stays_a_question() -> None:
     mapping = ported(Conved(norm=True, between=True), Conved(norm=False), "float32[2,3,6,6]")
     assert {entry.target for entry in mapping.having("guessed")} >= {"conv.weight", "conv.bias"}

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.units import Pair, Unit, hard_conflict
-from ..questions import Topic, answered
+from ..questions import Reason, Topic, answered
 
 #: With more pairs than this, each would be compared with too many others.
 _MOST = 1500
 #: The questions about which of several look-alikes a layer is.
 _WHICH = (Topic.ORDER, Topic.PARTS, Topic.COUNT, Topic.SWAP)
 _ANSWER = "the source's code has no other layer of this look in this place of its graph"
+_BETWEEN = "the source's code runs it between the same layers"
 
 
 def settle_by_flow(matching: Matching) -> None:
     """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
     have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
-    help to settle others, until no more are.
+    help to settle others, until no more are. Then also confirm pairs that only their shape made
+    (`_confirm_in_the_middle`).
 
     Two kinds of pairs are left as they are: those with a unit whose place in its graph is not known; and those of a
     shape and kind of which some unit without a partner, on either side, has a known place. Nothing is done if the
@@ -37,16 +40,34 @@ def settle_by_flow(matching: Matching) -> None:
     placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:
         return
-    open_to = [t for t, _ in placed if t.colour not in free and _asked(t)]
-    sides = [_Graph([pair[side] for pair in placed]) for side in (0, 1)] if open_to else []
-    while open_to:
-        settled = _alone(placed, sides, set(map(id, open_to)))
-        if not settled:
-            return
+    looked_at = [t for t, _ in placed if t.colour not in free and t.doubts]
+    sides = [_Graph([pair[side] for pair in placed]) for side in (0, 1)] if looked_at else []
+    open_to = [t for t in looked_at if _asked(t)]
+    while open_to and (settled := _alone(placed, sides, set(map(id, open_to)))):
         for t in settled:
             for topic in _WHICH:
                 t.questions = answered(t.questions, topic, _ANSWER)
         open_to = [t for t in open_to if _asked(t)]
+    if looked_at:
+        _confirm_in_the_middle(placed, sides, set(map(id, looked_at)))
+
+
+def _confirm_in_the_middle(placed: Sequence[Pair], sides: Sequence[_Graph], looked_at: Container[int]) -> None:
+    """Answer the question whether a target and its source, which only their shape made a pair, are one layer
+    (ONLY_ITS_SHAPE): for each target in LOOKED_AT (a set of `id`) that comes behind the same pairs in both graphs and
+    before the same pairs, some of which have no other open question. PLACED has the pairs, SIDES the graphs.
+
+    A layer at the end is not confirmed: a new head comes behind the same layers as the one that it replaces.
+    """
+    own, theirs = sides
+    sure = {at for at, (t, _) in enumerate(placed) if not t.doubts}
+    for at, (t, _) in enumerate(placed):
+        places = ((own.before[at], theirs.before[at]), (own.behind[at], theirs.behind[at]))
+        if id(t) in looked_at and all({*a} == {*b} and not sure.isdisjoint(a) for a, b in places):
+            t.questions = [
+                replace(q, answer=_BETWEEN) if q.is_open and q.reason is Reason.ONLY_ITS_SHAPE else q
+                for q in t.questions
+            ]
 
 
 def pair_by_flow(matching: Matching) -> bool:
