@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from ..inputs import leaves, made
 #: Does an operation on tensors without values, where it can say what comes out; else gives None.
 Shortcut = Callable[[str, Any, Any], "torch.Tensor | None"]
 
+#: Calls of one function on tensors of equal sizes that count.
+_MOST_ALIKE = 16
+
 #: Elements that any intermediate result may have, and bytes that all together may take.
 _MOST_MADE, _MOST_BYTES = 1 << 25, 1 << 31
 
@@ -31,8 +35,8 @@ class Stop:
     Attributes:
         message: the text of the error.
         error: the name of the error's class.
-        furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls
-            that differ in function or sizes.
+        furthest: how far the try got: the number of parameters and buffers that were used, plus at most 0.5 for calls:
+            16 at most of each function and sizes, so that going round a loop more often is no progress.
         name, args: the operation that failed, with its arguments (by position, by name). If the model's own code
             failed, `name` is "" and `args` are those of the operation before.
         blamed: places of the inputs that these arguments come from; first those that came there without weights.
@@ -111,7 +115,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._alive: list[Any] = []  # so that ids stay their own
         self._budget = Budget()
         self._used: set[int] = set()
-        self._calls: set[tuple[str, ...]] = set()  # those of a loop, which are alike, once
+        self._calls: Counter[tuple[str, ...]] = Counter()  # function and sizes -> how many calls
         self._last: tuple[str, Any, frozenset[int]] = ("", (), frozenset())
         self._failed = False
         self._picked: dict[int, int] = {}
@@ -153,7 +157,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._budget.after(result)
         self._failed = False
         if not (name in _PICKS and id(args[0]) in self._given):
-            self._calls.add((name, *(str(tuple(t.shape)) for t in taken)))
+            alike = (name, *(str(tuple(t.shape)) for t in taken))
+            self._calls[alike] += 1
         self._used.update(id(t) for t in taken if id(t) in self._weights)
         self._alive.append((args, kwargs, result))
         if origin:
@@ -173,7 +178,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         return Stop(
             str(error),
             type(error).__name__,
-            len(self._used) + min(len(self._calls), 5000) * 1e-4,
+            len(self._used) + min(sum(min(count, _MOST_ALIKE) for count in self._calls.values()), 5000) * 1e-4,
             name if self._failed else "",
             args,
             sorted(origin, key=lambda place: (place not in as_given, place)),

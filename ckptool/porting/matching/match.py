@@ -675,8 +675,9 @@ def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 
 def _of_no_head(unit: Unit) -> set[str]:
-    """Return the telling words of UNIT's path (no numbers, no kinds of layers), without those that any head may have
-    ("head", "classifier", also in the plural).
+    """Return the telling words of UNIT's path (`telling_words`: no numbers, no kinds of layers, no names of lists),
+    without those that any head may have: all words of the phrases for a head in `words.yaml`, also in the plural. For
+    `lm_head`, nothing is left.
     """
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}

@@ -144,13 +144,14 @@ def _with_its_block(
 def doubt_unseen_rows(
     entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
-    """Return ENTRIES (key -> entry) with the question ROWS_NOT_SEEN for each piece of a table of which the run SEEN
-    read no row, if the expression of the table joins pieces, rows after rows. The question names the first and the last
-    row of the piece. The other open questions of such an entry are answered. A piece of zeros counts only if the key
-    had no expression in MAPPING, the mapping before the trials. SHAPES has the sizes of the source's keys.
+    """Return ENTRIES (key -> entry) with the question ROWS_NOT_SEEN for each piece of a table of positions of which the
+    run SEEN read no row: it took a slice of successive rows (`positions[:9]`), and the expression of the table joins
+    pieces, rows after rows. The question names the first and the last row of the piece. The other open questions of
+    such an entry are answered. A piece of zeros counts only if the key had no expression in MAPPING, the mapping before
+    the trials. SHAPES has the sizes of the source's keys.
 
     Left as they are: entries that were certain in MAPPING and kept their expression, tables that SEEN does not use, and
-    those of which it is not known which rows each use read.
+    tables that some use does not slice, such as one that looks up the ids of the inputs.
     """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
