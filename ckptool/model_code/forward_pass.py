@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,7 +166,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
         self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
-        self._reshaped_to: defaultdict[int, list[int]] = defaultdict(list)  # the same of such a tensor in other sizes
+        self._shapes_of: dict[int, list[int]] = {}  # such a tensor -> itself and its other shapes, in one list
+        self._shaped_anew: set[int] = set()  # such tensors that were reshaped
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
         self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
@@ -589,7 +589,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             return
         first = call.args[0] if call.args else None
         maps = self._maps_of.get(id(first), ()) if call.name in _CUTS else ()
-        if maps and first is not None and all(part.shape[2:] == first.shape[2:] for part in call.result):
+        if maps and first is not None and sum(part.shape[1] for part in call.result) == first.shape[1]:
             for key in maps:
                 self._layout((key, first.shape[1]), "block")
         kind, what = self._from.get(id(first), ("", None))
@@ -666,9 +666,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             weight = call.args[1]
             alone = weight.shape[1] == 1 and weight.shape[0] == first.shape[1]
             self._maps_of[id(call.result)] = (*before, key) if alone else (key,)
-        elif call.name.startswith("conv") or call.name in PRODUCTS:
-            return  # it mixes channels
-        elif before and call.result.shape == first.shape:
+        elif before and call.name in _CHANNEL_BY_CHANNEL and call.result.shape == first.shape:
             self._maps_of[id(call.result)] = before
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:
@@ -690,32 +688,42 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), self._keys.get(id(given.get("running_mean")))
         eps = given.get("eps", 1e-5)
-        if layer is not None and mean in self.uses and isinstance(eps, float):
+        others = set(self._shapes_of.get(id(given.get("input")), ())) - {id(given.get("input"))}
+        if layer is not None and not others.isdisjoint(self._normed):
+            self._forget_layer(given["input"])  # two norms take its output
+        elif layer is not None and mean in self.uses and isinstance(eps, float):
             self.uses[mean].facts.behind = BehindLayer(layer, eps)
             self._normed[id(given["input"])] = mean
 
     def _taken_elsewhere(self, call: Call) -> None:
-        """Forget that the tensors that CALL took are direct outputs of layers: a batch norm that took one of them loses
-        its note (`behind` becomes None), and one that takes it later gets none. Nothing changes if CALL is a
-        `batch_norm` itself, only reads a property, or takes only the sizes of a tensor (the second of `view_as`).
+        """Forget that the tensors that CALL took are direct outputs of layers, and so are other shapes of these: a
+        batch norm that took one of them loses its note (`behind` becomes None), and one that takes it later gets none.
+        Nothing changes if CALL is a `batch_norm` itself, only reads a property, or takes only the sizes of a tensor
+        (the second of `view_as`).
 
         The output of a linear layer that CALL reshapes without touching the last dimension stays one, and so does the
-        result: tokens are flattened before a batch norm.
+        result: tokens are flattened before a batch norm. That holds for one reshape of each tensor, before any norm.
         """
         if call.name == "batch_norm" or call.name in _LOOKS:
             return
-        taken = call.tensors[:1] if call.name.endswith("_as") else call.tensors
         first, result = call.first, call.result
         layer = self._made.get(id(first)) if call.name in ("flatten", "reshape", "view") else None
-        if layer in self.uses and self.uses[layer].how == "linear" and result.shape[-1:] == first.shape[-1:]:
+        once = id(first) not in self._shaped_anew and id(first) not in self._normed
+        if once and layer in self.uses and self.uses[layer].how == "linear" and result.shape[-1:] == first.shape[-1:]:
             self._made[id(result)] = layer
-            self._reshaped_to[id(first)].append(id(result))
+            self._shaped_anew.add(id(first))
+            self._shapes_of.setdefault(id(first), [id(first)]).append(id(result))
+            self._shapes_of[id(result)] = self._shapes_of[id(first)]
             return
-        for value in taken:
-            for one in (id(value), *self._reshaped_to[id(value)]):
-                self._made.pop(one, None)
-                if (mean := self._normed.pop(one, None)) is not None:
-                    self.uses[mean].facts.behind = None
+        for value in call.tensors[:1] if call.name.endswith("_as") else call.tensors:
+            self._forget_layer(value)
+
+    def _forget_layer(self, value: Any) -> None:
+        """Forget that VALUE, and other shapes of it, are direct outputs of a layer (`_taken_elsewhere`)."""
+        for one in self._shapes_of.get(id(value), [id(value)]):
+            self._made.pop(one, None)
+            if (mean := self._normed.pop(one, None)) is not None:
+                self.uses[mean].facts.behind = None
 
     def _after(self, kind: str, what: Any, call: Call, first: Any) -> tuple[str, Any] | None:
         """Return (kind, what) of the result of CALL for `_from`, by (KIND, WHAT) of its first argument FIRST. None if
@@ -861,6 +869,17 @@ def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | Non
     c, h, w = sizes["c"], sizes["h"], sizes["w"]
     return ("flat", Flattened(order, c, h, w)) if h * w > 1 and call.result.shape[1] == c * h * w else None
 
+
+#: Functions that leave each channel of a map in its place.
+_CHANNEL_BY_CHANNEL = (
+    _UNCHANGED
+    | ADDS
+    | MULTIPLIES
+    | frozenset(
+        "relu relu_ relu6 gelu silu hardswish hardsigmoid sigmoid tanh leaky_relu elu mish softplus prelu batch_norm "
+        "group_norm instance_norm".split()
+    )
+)
 
 #: Functions that join tensors.
 _JOINS = frozenset("cat concat concatenate stack".split())

@@ -376,9 +376,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
                     what = f"{ranges.place_of(found.line)}{printable(wanted.key)} wants {list(wanted.shape)}; {said}"
                     raise RuleError(what, where="--mapping", hint=_HOW_WRITTEN)
             entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
-        elif found is not None and found.default:
-            entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
-        elif found is None and (
+        elif (found is None or found.default) and (
             is_counter(wanted.key) or (wanted.parameter is False and holds(wanted.key) is not Holds.STATISTIC)
         ):
             entries.append(replace(blank, default=True, evidence="computed by the model itself"))

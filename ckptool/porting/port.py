@@ -119,6 +119,7 @@ class _Entries:
         read = (key for key, entry in self._source.signature.entries.items() if entry.used is not None)
         self._read_modules = {key.rpartition(".")[0] for key in read}  # in the forward pass of the source's code
         self._unused: list[Tensor] | None = None
+        self._factors: dict[str, _Factors] = {}  # path of a module of the source -> its unused matrices
 
     def mapping(self) -> Mapping:
         """Return the mapping with an entry for each key of the target, in its order, and with the notes of both sides.
@@ -233,14 +234,10 @@ class _Entries:
         around = key.rpartition(".")[0].rpartition(".")[0]
         if len(shape) != 2 or not around:
             return None
-        near = [other for other in left.get(around, ()) if other.count(".") <= around.count(".") + 2]
-        beside = [other for other in near if len(self._shapes[other]) == 2]
-        ranks = {self._shapes[down][0]: down for down in reversed(beside) if self._shapes[down][1] == shape[1]}
-        for up in beside:
-            rows, rank = self._shapes[up]
-            if rank in ranks and ranks[rank] != up and 2 * rank <= min(shape) and rows and shape[0] % rows == 0:
-                return ranks[rank]
-        return None
+        if around not in self._factors:
+            near = (other for other in left.get(around, ()) if other.count(".") <= around.count(".") + 2)
+            self._factors[around] = _Factors({other: self._shapes[other] for other in near})
+        return self._factors[around].of_matrix(*shape)
 
     def _unused_layers(self, made: Mapping) -> list[Tensor]:
         """Return the entries of the source's signature for matrices and kernels (two or more dimensions) that no key of
@@ -441,6 +438,32 @@ def _counts(key: str, shapes: MappingOf[str, Shape]) -> bool:
     module, _, leaf = key.rpartition(".")
     beside = (f"{module}.{name}" if module else name for name in STATISTICS)
     return leaf in table().counts and not squeezed(shapes[key]) and any(other in shapes for other in beside)
+
+
+class _Factors:
+    """Matrices that may be factors of low-rank adapters.
+
+    Args:
+        shapes: key -> sizes, also of tensors that are no matrices.
+    """
+
+    def __init__(self, shapes: MappingOf[str, Shape]) -> None:
+        self._downs: dict[int, dict[int, str]] = defaultdict(dict)  # inputs -> rank -> the first key
+        self._ups: dict[int, set[int]] = defaultdict(set)  # rank -> rows
+        for key, shape in shapes.items():
+            if len(shape) == 2:
+                self._downs[shape[1]].setdefault(shape[0], key)
+                self._ups[shape[1]].add(shape[0])
+
+    def of_matrix(self, outputs: int, inputs: int) -> str | None:
+        """Return the key of the first factor [rank, inputs] of an adapter of a matrix [OUTPUTS, INPUTS], if there is
+        another [rows, rank], where rows divides OUTPUTS, and the rank is at most half of the smaller size; else None.
+        """
+        for rank, key in self._downs.get(inputs, {}).items():
+            whole = any(rows and outputs % rows == 0 for rows in self._ups.get(rank, ()))
+            if whole and 2 * rank <= min(outputs, inputs):
+                return key
+        return None
 
 
 def _called_alike(module: str, source: str) -> bool:

@@ -389,3 +389,20 @@ def test_a_mapping_that_transfer_made_is_used_again_with_the_counters_that_the_m
     model = Normed()
     ckptool.load_into(model, state, mapping=mapping)
     assert torch.equal(model.fc.weight, state["lin.weight"])
+
+
+def test_a_parameter_does_not_keep_its_initial_value_because_a_mapping_says_so_of_a_buffer() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, learned: bool) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 4)
+            if learned:
+                self.scale_table = nn.Parameter(torch.randn(4))
+            else:
+                self.register_buffer("scale_table", torch.arange(4.0))
+
+    state = {"lin.weight": torch.randn(4, 3), "lin.bias": torch.randn(4)}
+    mapping = ckptool.transfer(state, Scaled(learned=False))
+    assert mapping["scale_table"].status == "mapped"
+    again = ckptool.transfer(state, Scaled(learned=True), mapping=mapping)
+    assert again["scale_table"].status == "unmapped"

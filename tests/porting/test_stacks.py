@@ -151,3 +151,19 @@ def test_experts_along_the_last_dimension_of_a_kernel_become_a_list(count: int) 
     for n in range(5):
         assert np.array_equal(made[f"experts.{n}.fc.weight"].values, source["mix.expert_kernels"][:, :, n].T)
         assert np.array_equal(made[f"experts.{n}.fc.bias"].values, source["mix.expert_bias"][:, n])
+
+
+def test_experts_of_square_matrices_along_the_last_dimension_are_not_taken_in_one_of_two_ways() -> None:
+    source = signature({"mix.expert_kernels": (7, 7, 5), "mix.expert_bias": (7, 5)})
+    target = wanted(
+        {f"experts.{n}.fc.{leaf}": shape for n in range(5) for leaf, shape in (("weight", (7, 7)), ("bias", (7,)))}
+    )
+    assert not [key for key in pairing(port(source, target)) if key.endswith("weight")]
+
+
+def test_tables_of_a_target_language_are_no_target_networks() -> None:
+    source = signature({"embed.weight": (9, 6), "target_embed.weight": (9, 6), "out.weight": (4, 6)})
+    target = wanted({"src_embed.weight": (9, 6), "tgt_embed.weight": (9, 6), "out.weight": (4, 6)})
+    made = pairing(port(source, target))
+    assert made["tgt_embed.weight"] == "target_embed.weight"
+    assert made["src_embed.weight"] == "embed.weight"

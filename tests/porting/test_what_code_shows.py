@@ -991,3 +991,35 @@ def test_stacks_of_one_size_of_which_code_multiplies_one_from_the_other_side_are
         "out.weight": "out.weight",
         "out.bias": "out.bias",
     }
+
+
+class Branched(nn.Module):
+    """Tokens with a batch norm, of which code uses the values before the norm, too, in one way or another."""
+
+    def __init__(self, how: str, norm: bool) -> None:
+        super().__init__()
+        self.how, self.fc = how, nn.Linear(6, 5, bias=not norm)
+        self.bn, self.other = (
+            nn.BatchNorm1d(5, eps=1e-3) if norm and name in how else nn.Identity() for name in ("", "two")
+        )
+        self.out = nn.Linear(5, 4)
+        for one in self.modules():
+            if isinstance(one, nn.BatchNorm1d):
+                one.running_var.uniform_(0.5, 2)
+                one.running_mean.normal_()
+
+    def forward(self, x: Any) -> Any:
+        y = self.fc(x)
+        if self.how == "sibling":
+            return self.out(F.relu(self.bn(y.flatten(0, 1)) + y.flatten(0, 1)))
+        if self.how == "chain":
+            return self.out(F.relu(self.bn(y.flatten(0, 1).view(-1, 5)).view(y.shape) + y))
+        return self.out(F.relu(self.bn(y.flatten(0, 1)) + self.other(y.flatten(0, 1))))
+
+
+@pytest.mark.parametrize("how", ["sibling", "chain", "two norms"])
+def test_a_batch_norm_beside_another_use_of_its_layer_is_not_folded_without_a_question(how: str) -> None:
+    theirs, own = Branched(how, norm=True), Branched(how, norm=False)
+    mapping = ported(theirs, own, "float32[2,3,6]")
+    folded = [answer for reason, answer in answers(mapping, "fc.weight") if reason is Reason.FOLDED_NORM]
+    assert folded == [""]

@@ -63,8 +63,9 @@ def _followers(source: Signature, target: Signature) -> set[str]:
     without target networks. They are copies that training alone needs, and as stacks they would make lists of layers
     look twice as long.
 
-    The result is empty if a key of TARGET has the word "target", or if a key of SOURCE with this word has no twin of
-    equal sizes, a key with the same words without "target".
+    The result is empty if a key of TARGET has the word "target", if a key of SOURCE with this word has no twin of equal
+    sizes, a key with the same words without "target", or if TARGET has more tensors of such sizes than SOURCE has
+    without them: then they may be of the target language.
     """
     followers = [key for key in source.entries if "target" in _words(key)]
     if not followers or any("target" in _words(key) for key in target.entries):
@@ -74,7 +75,10 @@ def _followers(source: Signature, target: Signature) -> set[str]:
         twin = twins.get(_without_target(key))
         if twin is None or twin.shape != source.entries[key].shape:
             return set()
-    return set(followers)
+    wanted = Counter(entry.shape for entry in target.entries.values())
+    have = Counter(entry.shape for entry in twins.values())
+    needed = any(wanted[source.entries[key].shape] > have[source.entries[key].shape] for key in followers)
+    return set() if needed else set(followers)
 
 
 def _below(source: Signature) -> dict[_Path, dict[_Path, Shape]]:

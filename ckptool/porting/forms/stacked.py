@@ -71,11 +71,13 @@ def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) ->
         p
         for p in one.pieces.values()
         if p.role != "bias" and len(p.shape) == 3 and p.shape[0] not in lists and not other.has(p)
+        if p.shape[0] != p.shape[1]  # else nothing shows which of the two are the inputs
         if not lists.get(p.shape[-1], set()).isdisjoint((p.shape[:2], p.shape[1::-1]))
     ]
     for kernel in kernels:
         rows, n = kernel.shape[1:]
-        beside = [p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n)]
+        near = (p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n))
+        beside = [p for p in near if p.role == "bias" or "bias" in cut(p.leaf)]
         one.permute(kernel, (2, 0, 1))
         for bias in beside if (rows,) in lists[n] else ():
             one.permute(bias, (1, 0))

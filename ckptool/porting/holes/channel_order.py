@@ -69,23 +69,28 @@ def doubt_flattened(filling: Filling) -> None:
     reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
     the source's code has them the other way round (`_reorder_merged`).
     """
+    attended = {t.path[:-1] for t, s in filling.matching.pairs if t.attends or s.attends or part_label(t.path)}
     for hole, filled in filling.holes.items():
         layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
         if layer is not None and layer.own != layer.theirs:
             layer.reorder()
         elif layer is None and hole.role == "weight":
-            _reorder_merged(filled, *filling.unit_of[hole])
+            t, s = filling.unit_of[hole]
+            if t.path[:-1] not in attended:
+                _reorder_merged(filled, t, s)
 
 
 def _reorder_merged(filled: Filled, t: Unit, s: Unit) -> None:
     """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S, if both forward
-    passes show which sizes they flatten, and these are exchanged. Dimensions of one size and the output layers of
-    attentions, whose heads are a matter of all of their layers, stay as they are.
+    passes show which sizes they flatten, and these are exchanged. Dimensions of one size stay as they are, and square
+    matrices and the output layers of attentions: heads are a matter of all layers of an attention.
     """
     own, theirs = t.main.entry.facts.merged, s.main.entry.facts.merged
     if own is None or theirs is None or not filled.expr.is_copy or own[0] == own[1] or own != theirs[::-1]:
         return
-    if "o" in (label_of(t, "attention"), label_of(s, "attention")) or t.main.shape[1:] != (prod(own),):
+    if t.main.shape[1:] != (prod(own),) or t.main.shape[0] == t.main.shape[1]:
+        return
+    if "o" in (label_of(t, "attention"), label_of(s, "attention")):
         return
     turned = ex.permute(ex.reshape(filled.expr, (t.main.shape[0], *theirs)), 0, 2, 1)
     told = (f"{a:,} x {b:,}" for a, b in (own, theirs))

@@ -748,11 +748,14 @@ def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
     (the original, of which the common form may be transposed), and SOURCES have more units of the colour of the
     original than TARGETS, averages of such originals included.
     """
-    original = {(u.path[:-1], u.main.entry.shape): u.colour for u in sources if not is_average(u.path)}
+    originals: dict[tuple[Path, Shape], set[tuple[Shape, str]]] = defaultdict(set)
+    for u in sources:
+        if not is_average(u.path):
+            originals[u.path[:-1], u.main.entry.shape].add(u.colour)
     averages = {
-        id(u): colour
+        id(u): next(iter(colours))
         for u in sources
-        if is_average(u.path) and (colour := original.get((u.path[:-1], u.main.entry.shape))) is not None
+        if is_average(u.path) and len(colours := originals.get((u.path[:-1], u.main.entry.shape), set())) == 1
     }
     wanted = Counter(u.colour for u in targets)
     there = Counter(averages.get(id(u), u.colour) for u in sources)

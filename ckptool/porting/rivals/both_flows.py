@@ -54,16 +54,25 @@ def settle_by_flow(matching: Matching) -> None:
 
 def _confirm_in_the_middle(placed: Sequence[Pair], sides: Sequence[_Graph], looked_at: Container[int]) -> None:
     """Answer the question whether a target and its source, which only their shape made a pair, are one layer
-    (ONLY_ITS_SHAPE): for each target in LOOKED_AT (a set of `id`) that comes behind the same pairs in both graphs and
-    before the same pairs, some of which have no other open question. PLACED has the pairs, SIDES the graphs.
+    (ONLY_ITS_SHAPE): for each target in LOOKED_AT (a set of `id`) that in both graphs is directly behind the same pairs
+    and directly before the same pairs, if none of these has an open question. PLACED has the pairs, SIDES the graphs.
 
     A layer at the end is not confirmed: a new head comes behind the same layers as the one that it replaces.
     """
     own, theirs = sides
+
+    def nearest(graph: _Graph, at: int) -> tuple[set[int], set[int]]:
+        """Return the units directly before the unit AT, and those directly behind it."""
+        before, behind = graph.before[at], graph.behind[at]
+        inner = {n for one in before for n in graph.before[one]}, {n for one in behind for n in graph.behind[one]}
+        return set(before) - inner[0], set(behind) - inner[1]
+
     sure = {at for at, (t, _) in enumerate(placed) if not t.doubts}
     for at, (t, _) in enumerate(placed):
-        places = ((own.before[at], theirs.before[at]), (own.behind[at], theirs.behind[at]))
-        if id(t) in looked_at and all({*a} == {*b} and not sure.isdisjoint(a) for a, b in places):
+        if id(t) not in looked_at or all(q.reason is not Reason.ONLY_ITS_SHAPE for q in t.doubts):
+            continue
+        places = zip(nearest(own, at), nearest(theirs, at), strict=True)
+        if all(a == b and a and a <= sure for a, b in places):
             t.questions = [
                 replace(q, answer=_BETWEEN) if q.is_open and q.reason is Reason.ONLY_ITS_SHAPE else q
                 for q in t.questions
