@@ -616,32 +616,32 @@ class TensorColumn(Sequence[LazyTensor]):
         alike: for each tensor, one with the same view and the same kind of storage.
     """
 
-    __slots__ = ("_alike", "_made", "table")
+    __slots__ = ("_made", "alike", "table")
 
     def __init__(self, table: StorageTable, alike: list[LazyTensor]) -> None:
         self.table = table
-        self._alike = alike
+        self.alike = alike
         self._made: list[LazyTensor] | None = None
 
     @property
     def views(self) -> Iterator[View]:
         """The view of each tensor."""
-        return map(_VIEW, self._alike)
+        return map(_VIEW, self.alike)
 
     @property
     def storage_kinds(self) -> Iterator[StorageKind]:
         """The kind of the storage of each tensor."""
-        return map(_STORAGE_KIND, self._alike)
+        return map(_STORAGE_KIND, self.alike)
 
     @property
     def _tensors(self) -> list[LazyTensor]:
         if self._made is None:
             storages = map(NumberedStorage, repeat(self.table), range(len(self)), self.storage_kinds)
-            self._made = list(map(LazyTensor.over, self._alike, storages))
+            self._made = list(map(LazyTensor.over, self.alike, storages))
         return self._made
 
     def __len__(self) -> int:
-        return len(self._alike)
+        return len(self.alike)
 
     def __iter__(self) -> Iterator[LazyTensor]:
         return iter(self._tensors)
@@ -697,7 +697,12 @@ def joined(parts: Sequence[Sequence[LazyTensor]]) -> Sequence[LazyTensor]:
 
 def views_of(tensors: Iterable[LazyTensor]) -> Counter[View]:
     """How TENSORS look at their storages, each with how many do: few, where tensors are many."""
-    return Counter(looks_of(tensors))
+    if not isinstance(tensors, TensorColumn):
+        return Counter(map(_VIEW, tensors))
+    found: Counter[View] = Counter()
+    for tensor, count in Counter(tensors.alike).items():
+        found[tensor.view] += count
+    return found
 
 
 def looks_of(tensors: Iterable[LazyTensor]) -> Iterator[View]:
@@ -723,8 +728,10 @@ def stored_and_used(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
     """
     if share_nothing(tensors):
         column = tensors if isinstance(tensors, TensorColumn) else None
-        sizes = list(map(_NBYTES, map(_STORAGE, tensors))) if column is None else column.table.sizes
-        return sum(sizes), sum(map(min, map(_NBYTES, looks_of(tensors)), sizes))
+        sizes = list(map(_NBYTES, map(_STORAGE, tensors))) if column is None else list(column.table.sizes)
+        wanted = list(map(_NBYTES, looks_of(tensors)))
+        stored = sum(sizes)
+        return stored, stored if wanted == sizes else sum(map(min, wanted, sizes))
     used: dict[int, int] = {}
     for t in distinct(tensors):
         one = t.storage.identity

@@ -94,7 +94,9 @@ def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> Pairs |
     if not holds_tensors_alone(node):
         return None
     keys = key_column(node.entries)
-    done = Pairs(list(map(renamed.get, keys, keys)), value_column(node.entries))
+    in_step = len(renamed) == len(keys) and list(renamed) == keys  # as a pass that renames all keys gives them
+    new = list(renamed.values()) if in_step else list(map(renamed.get, keys, keys))
+    done = Pairs(new, value_column(node.entries))
     return done if len(done.names) == len(keys) and None not in done.names else None
 
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 from ..checkpoint import Role
 from ..inert.other_tensors import OtherTensor
 from ..records import record
-from ..tensor import LazyTensor, StorageKind, View, joined, looks_of, share_nothing, storage_kinds_of
+from ..tensor import LazyTensor, StorageKind, TensorColumn, View, joined, looks_of, share_nothing, storage_kinds_of
 from ..tree import component_text, key_column, value_column
 
 
@@ -123,6 +123,9 @@ class TensorReports(Sequence[TensorReport]):
             self._runs.append(_Run(len(self._names), below, state_dict))
 
     def _kinds_of(self, tensors: Sequence[LazyTensor]) -> Iterator[Kind]:
+        if isinstance(tensors, TensorColumn):
+            of_one = {one: self._kind(one.view, one.storage.kind) for one in set(tensors.alike)}
+            return map(of_one.__getitem__, tensors.alike)
         told = list(zip(looks_of(tensors), storage_kinds_of(tensors), strict=True))
         kinds = {one: self._kind(*one) for one in set(told)}
         return map(kinds.__getitem__, told)

@@ -16,7 +16,7 @@ from ..inert.plain_values import held_by_omegaconf, plain_value
 from ..passes.cleaning import clean
 from ..records import record
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict, List, Object, Paths, Set, key_column, walk
+from ..tree import ABSENT, Dict, List, Object, Paths, Set, holds_tensors_alone, walk
 from ..weights import is_training_state
 
 #: Framework -> entries at the root that tell it: all of one of the groups.
@@ -73,7 +73,8 @@ def training_of(ckpt: Checkpoint) -> Training:
     if not isinstance(ckpt.root, Dict):
         return Training("", [], [], list(_settings("", ckpt.root)) if isinstance(ckpt.root, Object) else [])
     # none of the names that tell has a dot; the keys of a large state dict have one
-    if not [key for key in key_column(ckpt.root.entries) if isinstance(key, str) and "." not in key]:
+    weights = [one for one in ckpt.state_dicts() if one.node is ckpt.root and holds_tensors_alone(one.node)]
+    if weights and all("." in line for line in weights[0].outline.split("\n")[1:-1]):
         return Training("", [], [], [])
     entries = [(str(key), value) for key, value in ckpt.root.entries if isinstance(key, str) and "." not in key]
     names = {key for key, _ in entries}
