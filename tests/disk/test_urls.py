@@ -32,6 +32,7 @@ def direct(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(remote, "stopped", False)  # a program that a signal ended may have run in this process
     remote.TRAFFIC.clear()
 
 
