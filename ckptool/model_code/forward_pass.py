@@ -658,8 +658,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         first argument of CALL, KEY the weight that it takes, or None.
 
         If CALL is a convolution with a weight of the model, it is that one (KEY), and if it convolves each channel
-        alone, also those of FIRST. Any other CALL that is no product and keeps the sizes of FIRST has those of FIRST.
-        Else nothing is noted.
+        alone, also those of FIRST. If CALL leaves each channel in its place (`_CHANNEL_BY_CHANNEL`: activations, norms,
+        sums, element-wise products) and keeps the sizes of FIRST, they are those of FIRST. Else nothing is noted.
         """
         before = self._maps_of.get(id(first), ())
         if call.name.startswith("conv") and key is not None:
