@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..disk.files import File, FileRange, Window
 from ..errors import Malformed, printable
-from ..tensor import NumberedStorage, Storage, kind_of
+from ..tensor import NumberedStorage, Storage, StorageKind, kind_of
 from ._torch import StorageForm
 from .zip.archive import Archive
 from .zip.columns import Members
@@ -64,6 +64,14 @@ def is_numbered_in(columns: Members, storage: Storage) -> bool:
     return type(storage) is NumberedStorage and getattr(storage.table, "columns", None) is columns
 
 
+def unrecorded_in(archive: Archive, storages: Mapping[str, Storage]) -> int:
+    """How many of these storages of an archive have bytes whose checksum was not recorded."""
+    columns = archive.members
+    if isinstance(columns, Members) and 0 not in columns.crcs and all(m.crc for m in columns.odd()):
+        return 0
+    return sum(storage.crc is None for storage in storages.values())
+
+
 def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[str, StorageForm], Storage]:
     """Makes the storages that persistent ids speak of, from the records whose names follow PATTERN ("data/{}")."""
     where = archive.file.path
@@ -75,10 +83,16 @@ def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> 
     if columns is not None:
         table, numbered, sizes = _Numbered(archive.file, columns), columns.number_behind, columns.sizes
 
+    latest: StorageForm | None = None  # mostly, thousands of storages of one form follow each other
+    kind: StorageKind | None = None
+
     def storage(key: str, form: StorageForm) -> Storage:
+        nonlocal latest, kind
         number = -1 if columns is None else numbered(key)
         if number >= 0 and not form.rest and sizes[number] == form.nbytes:
-            return NumberedStorage(table, number, kind_of(form.location, form.dtype, big_endian=big_endian))
+            if kind is None or form is not latest:
+                latest, kind = form, kind_of(form.location, form.dtype, big_endian=big_endian)
+            return NumberedStorage(table, number, kind)
         name = f"{before}{key}{behind}"
         member = archive.members.get(name)
         if member is None:

@@ -30,7 +30,7 @@ from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..records import record
 from ..tensor import Storage
-from ._records import is_big_endian, is_numbered_in, read_pickle, small, storages_of
+from ._records import is_big_endian, is_numbered_in, read_pickle, small, storages_of, unrecorded_in
 from ._torch import TorchReader
 from .base import Draft, Format
 from .foreign import describe_zip
@@ -79,7 +79,7 @@ def open_zip(file: File) -> Checkpoint:
     if archive.count("data/") > len(reader.storages):  # each of these is the record of its name
         unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
         lost.append(f"{counted(len(unused), 'storage')} that no tensor uses: {printable(', '.join(unused[:5]))}")
-    unrecorded = list(map(attrgetter("crc"), reader.storages.values())).count(None)
+    unrecorded = unrecorded_in(archive, reader.storages)
     if "version" not in archive.members:
         warnings.append(NO_VERSION)
     if unrecorded:

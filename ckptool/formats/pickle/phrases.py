@@ -154,15 +154,16 @@ class Phrases(Machine):
         head, tail, ones, length = kind.head, kind.tail, kind.ones, kind.length
         make, parts, last = kind.make, kind.memo, len(data) - length
         skip, put = len(head) + 4, 5 if ones else 0
+        expected, each = tail + len(memo) * ones, (len(parts) + 2) * ones  # a tensor, its parts and the next key
         while data.startswith(head, at) and not self._memo_beyond:
             begin = at + skip
             end = begin + int.from_bytes(data[begin - 4 : begin], "little")
             if end > last:  # also if the data end before BEGIN
                 break
-            digits, start = data[begin:end], len(memo)
+            digits = data[begin:end]
             if not digits.isdigit():
                 break
-            if int.from_bytes(data[end : end + length], "little") != tail + start * ones:
+            if int.from_bytes(data[end : end + length], "little") != expected:
                 break
             made = make(digits.decode())
             if made is None:
@@ -179,7 +180,7 @@ class Phrases(Machine):
             behind = end + put
             if not data.startswith(head, behind):
                 break
-            if put and data[end:behind] != b"r" + (start + len(parts) + 1).to_bytes(4, "little"):
+            if put and data[end:behind] != b"r" + len(memo).to_bytes(4, "little"):
                 break
             try:
                 text = str(data[begin:end], "utf-8", "surrogatepass")
@@ -189,6 +190,7 @@ class Phrases(Machine):
                 memo.append(text)
             stack.append(text)
             at = behind
+            expected += each
         return at
 
     def _kind(self, found: re.Match[bytes]) -> _Kind | None:

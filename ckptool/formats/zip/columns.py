@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
+from typing import Any
 
 from ...disk.files import File, Window
 from ...errors import Malformed
+from ...records import record
 from .directory import read_entry
 from .headers import Ahead, as_written, locate
 from .structure import CAP32, DESCRIPTOR, DESCRIPTOR64, ENTRY, FOLLOWS, LOCAL, STORED, UTF8, Member
 
 _FLAGS = UTF8 | FOLLOWS
-_SIZES, _SIZES64 = DESCRIPTOR, DESCRIPTOR64
 _FAR = Struct("<4sQ")  # the offset of a header behind four gigabytes
 _FAR_FIELD = b"\1\0\10\0"
 #: What folders at the top are mostly called.
 _TOP = re.compile(rb"[\w-][\w.-]*", re.ASCII)
 #: Digits of the number in the name of a record.
 _LONGEST = 12
+#: Entries of the directory that are taken apart at once.
+_AT_ONCE = 1024
 #: Archives with fewer entries are no larger as objects.
 FEWEST = 64
 
@@ -57,10 +61,10 @@ class Members(Mapping[str, Member]):
 
     def number_behind(self, digits: str) -> int:
         """The number of the record whose name has DIGITS behind `head`, or -1 if it is no numbered one."""
-        if not (digits.isdigit() and digits.isascii()) or len(digits) > _LONGEST:
+        if len(digits) > _LONGEST or not digits.isdecimal():
             return -1
         number = int(digits)
-        return number if number < len(self.sizes) and (digits[0] != "0" or digits == "0") else -1
+        return number if number < len(self.sizes) and str(number) == digits else -1
 
     def add(self, member: Member) -> None:
         """Add a record that is not numbered, behind all that there are."""
@@ -143,70 +147,134 @@ def read_columns(
 
 def _read(file: File | Window, data: bytes, members: Members, head: bytes, count: int, offset: int) -> bool:
     """Fill MEMBERS from the directory in DATA, which is at OFFSET, and from the local headers. False for odd ones."""
-    unpack, longest, whole, fixed = ENTRY.unpack_from, len(data) - ENTRY.size, len(data), LOCAL.size
     headers = Ahead(file)
-    at = end = number = 0
+    at = end = 0
     usual: set[object] = set()
     folded: set[str] = set()
     top = head[: -len(b"data/")]
-    add_crc, add_size, add_header = members.crcs.append, members.sizes.append, members.headers.append
-    add_start, add_entry = members.starts.append, members.entries.append
-    for _ in range(count):
-        if at > longest:
+    while count:
+        run = _run(data, at, head, len(members.sizes), min(count, _AT_ONCE))
+        if run is not None:
+            ended = None if run.odd else _add(members, run, headers, offset, end)
+            if ended is None:
+                return False
+            behind = at + len(run.names) * run.size
+            members.entries.extend(range(offset + at, offset + behind, run.size))
+            at, end, count = behind, ended, count - len(run.names)
+            continue
+        member, fault, at = read_entry(data, at, offset, usual)
+        if member is None or fault or not member.raw.startswith(top) or member.name.endswith("/"):
             return False
-        sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = unpack(data, at)
-        begin = at + ENTRY.size
-        behind = begin + named + extra + comment
-        raw = b"%b%d" % (head, number)
-        if sign != b"PK\1\2" or behind > whole:
+        if member.header < end or (not end and member.header):
             return False
-        if named == len(raw) and data.startswith(raw, begin):
-            sizes = _SIZES
-            if extra:  # behind four gigabytes, the offset has a field of its own
-                if extra != _FAR.size or header != CAP32 or not data.startswith(_FAR_FIELD, begin + named):
-                    return False
-                header, sizes = _FAR.unpack_from(data, begin + named)[1], _SIZES64
-            elif header == CAP32:
-                return False
-            odd = method or comment or disk or data[begin - 8] or compressed != length or length == CAP32
-            if odd or flags != (_FLAGS if length else UTF8) or header < end or (not end and header):
-                return False
-            first = header + fixed + named
-            if first > offset:
-                return False
-            read, where = headers.at(header, fixed + named)
-            if not (read.startswith(as_written(flags, STORED, named), where) and read.startswith(raw, where + fixed)):
-                return False
-            start = first + read[where + fixed - 2] + (read[where + fixed - 1] << 8)
-            end = start + length
-            if length:
-                stated = sizes.pack(b"PK\7\10", crc, length, length)
-                end += len(stated)
-                if end > offset:
-                    return False
-                read, where = headers.at(end - len(stated), len(stated))
-                if not read.startswith(stated, where):
-                    return False
-            elif crc or end > offset:
-                return False
-            add_crc(crc)
-            add_size(length)
-            add_header(header)
-            add_start(start)
-            add_entry(offset + at)
-            number += 1
-        else:
-            member, fault, _ = read_entry(data, at, offset, usual)
-            if member is None or fault or not member.raw.startswith(top) or member.name.endswith("/"):
-                return False
-            if member.header < end or (not end and member.header):
-                return False
-            locate(headers, member, offset)
-            end = member.start + member.compressed + (0 if member.descriptor is None else DESCRIPTOR.size)
-            folded.add(member.name[len(top) :].casefold())
-            member.name = member.name[members.skipped :]
-            members.add(member)
-        at = behind
+        locate(headers, member, offset)
+        end = member.start + member.compressed + (0 if member.descriptor is None else DESCRIPTOR.size)
+        folded.add(member.name[len(top) :].casefold())
+        member.name = member.name[members.skipped :]
+        members.add(member)
+        count -= 1
     # torch ignores case; which of several records with one name are meant is for the slower reader to say
+    number = len(members.sizes)
     doubled = len(folded) < len(members) - number or any(name.startswith("data/") for name in folded)
-    return at == whole and not doubled and number > 0
+    return at == len(data) and not doubled and number > 0
+
+
+@record(frozen=True, eq=False, slots=True)
+class _Run:
+    """Entries of the directory, one behind the other, of records with consecutive numbers, in columns.
+
+    Attributes:
+        size: bytes of each entry.
+        names: the whole names of the records.
+        crcs, sizes, headers: as of `Member`.
+        descriptor: the layout of what follows a payload.
+        odd: an entry says something that torch does not write.
+    """
+
+    size: int
+    names: Sequence[bytes]
+    crcs: Sequence[int]
+    sizes: Sequence[int]
+    headers: Sequence[int]
+    descriptor: Struct
+    odd: bool
+
+
+def _run(data: bytes, at: int, head: bytes, number: int, most: int) -> _Run | None:
+    """The entries from AT on of the records HEAD + NUMBER and the next ones, up to MOST, whose entries have the same
+    length. None if the first is of another record.
+    """
+    name = b"%b%d" % (head, number)
+    begin = at + ENTRY.size
+    if not data.startswith(name, begin):
+        return None
+    named, extra = ENTRY.unpack_from(data, at)[6:8]
+    far = extra == _FAR.size  # behind four gigabytes, the offset of the header has a field of its own
+    if named != len(name):
+        return None
+    entry = _entry(named, _FAR.size if far else 0)
+    most = min(most, (len(data) - at) // entry.size)
+    names: list[bytes] = []
+    rows: list[tuple[Any, ...]] = []
+    for row in entry.iter_unpack(memoryview(data)[at : at + most * entry.size]):
+        if row[-2] != name or (row[7] == _FAR.size) != far:
+            break
+        names.append(name)
+        rows.append(row)
+        number += 1
+        name = b"%b%d" % (head, number)
+    if not rows:
+        return None
+    signs, flags, methods, crcs, stored, sizes, nameds, extras, comments, disks, headers, _, fields = zip(
+        *rows, strict=True
+    )
+    marks = data[begin - 8 : begin + len(rows) * entry.size - 8 : entry.size]
+    usual = ((signs, b"PK\1\2"), (methods, STORED), (nameds, named), (extras, entry.size - ENTRY.size - named))
+    odd = any(column.count(value) != len(rows) for column, value in (*usual, (comments, 0), (disks, 0), (marks, 0)))
+    odd |= stored != sizes or CAP32 in sizes or flags != tuple([_FLAGS if size else UTF8 for size in sizes])
+    if far:
+        odd |= headers.count(CAP32) != len(rows) or not all(field.startswith(_FAR_FIELD) for field in fields)
+        headers = tuple([_FAR.unpack(field)[1] for field in fields])
+    else:
+        odd |= CAP32 in headers
+    return _Run(entry.size, names, crcs, sizes, headers, DESCRIPTOR64 if far else DESCRIPTOR, odd)
+
+
+@lru_cache(64)
+def _entry(named: int, extra: int) -> Struct:
+    """The layout of an entry with a name and an extra field of so many bytes."""
+    return Struct(f"{ENTRY.format}{named}s{extra}s")
+
+
+def _add(members: Members, run: _Run, headers: Ahead, offset: int, end: int) -> int | None:
+    """Add a run of records behind the byte END to MEMBERS, if their local headers and descriptors say the same, before
+    the directory at OFFSET. Returns where the last ends; None if anything is odd.
+    """
+    named = len(run.names[0])
+    with_payload, empty = as_written(_FLAGS, STORED, named), as_written(UTF8, STORED, named)
+    before, stated_as, behind = LOCAL.size + named, run.descriptor.pack, run.descriptor.size
+    read_at, add_start = headers.at, members.starts.append
+    for name, crc, size, header in zip(run.names, run.crcs, run.sizes, run.headers, strict=True):
+        start = header + before
+        if header < end or (not end and header) or start > offset:
+            return None
+        read, where = read_at(header, before)
+        written = with_payload if size else empty
+        if not (read.startswith(written, where) and read.startswith(name, where + LOCAL.size)):
+            return None
+        start += read[where + LOCAL.size - 2] + (read[where + LOCAL.size - 1] << 8)
+        end = start + size
+        if size:
+            if end + behind > offset:
+                return None
+            read, where = read_at(end, behind)
+            if not read.startswith(stated_as(b"PK\7\10", crc, size, size), where):
+                return None
+            end += behind
+        elif crc or end > offset:
+            return None
+        add_start(start)
+    members.crcs.extend(run.crcs)
+    members.sizes.extend(run.sizes)
+    members.headers.extend(run.headers)
+    return end
