@@ -623,6 +623,21 @@ class TensorColumn(Sequence[LazyTensor]):
         self.alike = alike
         self._made: list[LazyTensor] | None = None
 
+    @classmethod
+    def holding(cls, tensors: list[LazyTensor]) -> TensorColumn | None:
+        """These tensors as a column; None unless the Nth is over the Nth storage of one table, which has no others."""
+        storages = list(map(_STORAGE, tensors))
+        if set(map(type, storages)) != {NumberedStorage} or len(set(map(_PLACE, storages))) > 1:
+            return None
+        table, kinds, views = storages[0]._place, list(map(_KIND, storages)), list(map(_VIEW, tensors))
+        numbers = range(len(table.sizes))
+        if len(numbers) != len(storages) or not all(map(operator.eq, map(_NUMBER, storages), numbers)):
+            return None
+        told: list[Any] = views if len(set(kinds)) == 1 else list(zip(views, kinds, strict=True))
+        column = cls(table, list(map(dict(zip(told, tensors, strict=True)).__getitem__, told)))
+        column._made = tensors
+        return column
+
     @property
     def views(self) -> Iterator[View]:
         """The view of each tensor."""
@@ -661,7 +676,7 @@ class TensorColumn(Sequence[LazyTensor]):
 _STORAGE = operator.attrgetter("storage")
 _STORAGE_KIND = operator.attrgetter("storage.kind")
 _VIEW, _NBYTES = operator.attrgetter("view"), operator.attrgetter("nbytes")
-_KIND = operator.attrgetter("kind")
+_KIND, _PLACE, _NUMBER = map(operator.attrgetter, ("kind", "_place", "_key"))
 
 
 def distinct(tensors: Sequence[LazyTensor]) -> Sequence[LazyTensor]:

@@ -27,6 +27,7 @@ from ckptool.tensor import (
     storage_kinds_of,
     stored_and_used,
     untyped,
+    views_of,
 )
 
 
@@ -363,16 +364,64 @@ def test_what_a_tensor_shows_of_itself_is_short():
     assert repr(tensor.storage.changed(key="7")) == "Storage('7', 24 bytes, cuda:1)"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["float32", "int8"]), st.lists(st.integers(0, 3), max_size=2)), min_size=1))
+def tells_what_its_tensors_do(column):
+    said = list(looks_of(column)), list(storage_kinds_of(column)), share_nothing(column), stored_and_used(column)
+    made = list(column)
+    assert said == (list(looks_of(made)), list(storage_kinds_of(made)), share_nothing(made), stored_and_used(made))
+    assert views_of(column) == views_of(made)
+    assert [column[at] for at in range(len(column))] == made == column[:]
+    assert list(reversed(column)) == made[::-1]
+    return made
+
+
+KINDS = st.lists(st.tuples(st.sampled_from(["float32", "int8"]), st.lists(st.integers(0, 3), max_size=2)), min_size=1)
+
+
+@given(KINDS)
 def test_a_column_tells_of_its_tensors_what_they_tell_themselves(tmp_path_factory, kinds):
     path = tmp_path_factory.mktemp("column") / "a.safetensors"
     arrays = {f"layers.{at}.w": np.zeros(shape, dtype) for at, (dtype, shape) in enumerate(kinds)}
     ckptool.save(arrays, path)
     column = ckptool.open(path).state_dict().column
     assert isinstance(column, TensorColumn)
-    said = list(looks_of(column)), list(storage_kinds_of(column)), share_nothing(column), stored_and_used(column)
-    made = list(column)
-    assert said == (list(looks_of(made)), list(storage_kinds_of(made)), share_nothing(made), stored_and_used(made))
-    assert [column[at] for at in range(len(column))] == made == column[:]
-    assert list(reversed(column)) == made[::-1]
+    made = tells_what_its_tensors_do(column)
     assert [tensor.shape for tensor in made] == [array.shape for array in arrays.values()]
+
+
+@given(KINDS, st.booleans(), st.sampled_from(["", "state_dict"]))
+def test_so_does_that_of_an_archive_with_many_tensors(tmp_path_factory, kinds, tied, under):
+    arrays = {f"layers.{at}.w": np.zeros(kinds[at % len(kinds)][1], kinds[at % len(kinds)][0]) for at in range(80)}
+    if tied:
+        arrays["head.w"] = arrays["layers.3.w"]
+    path = tmp_path_factory.mktemp("column") / "a.pth"
+    ckptool.save({under: arrays, "epoch": 3} if under else arrays, path)
+    opened = ckptool.open(path).state_dict()
+    assert isinstance(opened.column, TensorColumn) != tied
+    assert [(key, tensor.shape) for key, tensor in opened.tensors.items()] == [(k, a.shape) for k, a in arrays.items()]
+    if not tied:
+        tells_what_its_tensors_do(opened.column)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors[::-1],
+        lambda tensors: tensors[:-1],
+        lambda tensors: [*tensors, tensors[0]],
+        lambda tensors: [*tensors[:-1], tensor_of("float32", (2,))],
+        lambda tensors: [tensor_of("float32", (2,)) for _ in tensors],
+    ],
+    ids=["another order", "one less", "one twice", "one of another file", "all of other files"],
+)
+def test_tensors_that_are_not_those_of_a_table_one_by_one_make_no_column(tmp_path, change):
+    ckptool.save({f"{at}.w": np.zeros(2, "float32") for at in range(80)}, tmp_path / "a.pth")
+    tensors = list(ckptool.open(tmp_path / "a.pth").state_dict().column)
+    assert TensorColumn.holding(tensors) is not None
+    assert TensorColumn.holding(change(tensors)) is None
+
+
+def test_tensors_of_two_tables_make_no_column(tmp_path):
+    for name in ("a.pth", "b.pth"):
+        ckptool.save({f"{at}.w": np.zeros(2, "float32") for at in range(80)}, tmp_path / name)
+    a, b = (list(ckptool.open(tmp_path / name).state_dict().column) for name in ("a.pth", "b.pth"))
+    assert TensorColumn.holding([*a[:40], *b[40:]]) is None

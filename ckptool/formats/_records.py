@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 
 from ..disk.files import File, FileRange, Window
@@ -80,18 +81,21 @@ def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> 
     columns = archive.members if isinstance(archive.members, Members) and not behind else None
     if columns is not None and columns.head != before:
         columns = None
-    if columns is not None:
-        table, numbered, sizes = _Numbered(archive.file, columns), columns.number_behind, columns.sizes
-
-    latest: StorageForm | None = None  # mostly, thousands of storages of one form follow each other
+    sizes = array("Q") if columns is None else columns.sizes
+    table = None if columns is None else _Numbered(archive.file, columns)
+    following = 0  # mostly, storages have the numbers 0, 1, 2 …, and thousands of one form follow each other
+    latest: StorageForm | None = None
     kind: StorageKind | None = None
 
     def storage(key: str, form: StorageForm) -> Storage:
-        nonlocal latest, kind
-        number = -1 if columns is None else numbered(key)
-        if number >= 0 and not form.rest and sizes[number] == form.nbytes:
+        nonlocal following, latest, kind
+        number = following
+        if number >= len(sizes) or key != str(number):
+            number = -1 if columns is None else columns.number_behind(key)
+        if table is not None and number >= 0 and not form.rest and sizes[number] == form.nbytes:
             if kind is None or form is not latest:
                 latest, kind = form, kind_of(form.location, form.dtype, big_endian=big_endian)
+            following = number + 1
             return NumberedStorage(table, number, kind)
         name = f"{before}{key}{behind}"
         member = archive.members.get(name)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat, zip_longest
 from operator import attrgetter, eq
+from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..disk.composing import Crc32Of, Piece
@@ -29,7 +30,8 @@ from ..disk.files import Buffer, File, FileRange
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..records import record
-from ..tensor import Storage
+from ..tensor import Storage, TensorColumn
+from ..tree import Dict, Pairs, value_column
 from ._records import is_big_endian, is_numbered_in, read_pickle, small, storages_of, unrecorded_in
 from ._torch import TorchReader
 from .base import Draft, Format
@@ -43,6 +45,8 @@ from .zip.structure import FOLLOWS, STORED, looks_like_zip
 #: Among the warnings of an archive that torch refuses for want of this record.
 NO_VERSION = "its record 'version' is missing, without which torch does not load it"
 _LARGEST_RECORD = 1 << 26
+#: Entries of the root among which weights are looked for: trainers save few things beside them.
+_MOST_BESIDE = 64
 #: What other archives of torch have at their top, which are formats of their own.
 _RELATIVES = ("constants.pkl", ".data/extern_modules", "archive_format")
 _NOTE = ".ckptool/metadata.json"
@@ -70,6 +74,7 @@ def open_zip(file: File) -> Checkpoint:
     storage = storages_of(archive, "data/{}", big_endian=big_endian)
     reader = TorchReader(read_pickle(archive, "data.pkl"), where, storage)
     root = reader.load()
+    _put_in_column(root)
     warnings, lost = [*check_all(reader.others, where)], []
     if not version.isdigit():
         shown = printable(repr(version)[1:], 40)
@@ -95,6 +100,18 @@ def open_zip(file: File) -> Checkpoint:
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+def _put_in_column(root: Any) -> None:
+    """Of a state dict at the root or one below it that has all of the archive's storages, each in one tensor and in
+    order, let what many tensors have in common be asked once.
+    """
+    within = value_column(root.entries)[:_MOST_BESIDE] if isinstance(root, Dict) else []
+    for node in (root, *within):
+        if isinstance(node, Dict) and isinstance(node.entries, Pairs) and node.entries.tensors_alone:
+            column = TensorColumn.holding(list(node.entries.value_column))
+            if column is not None:
+                node.entries = Pairs(node.entries.key_column, column)
 
 
 def saved_as(ckpt: Checkpoint) -> str:
