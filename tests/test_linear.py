@@ -9,6 +9,7 @@ from strategies import state_dict_of, tensor_of
 import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.model_code.signature import Entry, Signature
+from ckptool.passes.values import compact
 from ckptool.porting.sources import match_signature
 from ckptool.reports.comparing.diff_text import diff_text
 from ckptool.reports.diagnosis.doctor_text import doctor_text
@@ -67,6 +68,12 @@ def same_list(count):
     return Dict([("state_dict", weights(["w"])), *((f"extra_{number}", one) for number in range(count))])
 
 
+def parts_of_one_storage(count):
+    whole = tensor_of("float32", (16 * count,))
+    parts = {key: whole.changed(shape=(2,), offset=16 * n) for n, key in enumerate(layers(count))}
+    return state_dict_of(parts).root
+
+
 MADE = {
     "layers": lambda count: weights(layers(count)),
     "layers with two tensors": lambda count: weights(
@@ -87,6 +94,7 @@ MADE = {
     ),
     "one optimizer at many places": same_optimizer,
     "one list of tensors at many places": same_list,
+    "parts of one storage": parts_of_one_storage,
     "devices": lambda count: Dict(
         [("state_dict", weights(["w"])), ("devices", List([f"cuda:{n % 9}" for n in range(count)]))]
     ),
@@ -125,3 +133,8 @@ def test_work_grows_in_proportion_to_the_file(tmp_path, made, asked):
     small, large = (lines(lambda name=name: text.append(ASKED[asked](tmp_path / name))) for name in ("small", "large"))
     assert large < MOST * small
     assert (text[1] or "").count("\n") < SCREEN
+
+
+def test_compact_works_in_proportion_to_the_parts_that_it_keeps():
+    few, many = (Checkpoint(parts_of_one_storage(count)) for count in (320, 1280))
+    assert lines(lambda: compact(many)) < 5 * lines(lambda: compact(few))

@@ -7,9 +7,11 @@ written.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, settle_ties
@@ -222,8 +224,8 @@ def compact(ckpt: Checkpoint) -> Checkpoint:
         if not node.numel:
             storage = empty.setdefault(id(node.storage), _part(node.storage, 0, 0))
             return node.changed(storage=storage, offset=0)
-        start, _ = _extent(node)
-        low, storage = next((low, part) for low, high, part in made[id(node.storage)] if low <= start < high)
+        parts = made[id(node.storage)]  # in order, without overlap
+        low, _, storage = parts[bisect_right(parts, _extent(node)[0], key=itemgetter(0)) - 1]
         return node.changed(storage=storage, offset=node.offset - low // node.dtype.itemsize)
 
     before = sum(storage.nbytes for storage in storages.values())
