@@ -290,6 +290,10 @@ class Journaled(File):
         """As the file."""
         return self._file.is_unchanged()
 
+    def note_settled(self) -> None:
+        """Go on reading what was there before the patch, which ckptool itself has taken back or completed."""
+        self._file.modified = self.modified = os.fstat(self._file.fd).st_mtime_ns
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -16,7 +16,7 @@ from ..disk.addresses import Url, as_path, is_remote
 from ..disk.checksums import Damaged
 from ..disk.composing import Piece, Tally, files_in, is_computed, patched_input, room_for, tallies_in, uncopied
 from ..disk.files import File, FileRange, StrPath, beside, is_folder, shell_path
-from ..disk.journals import has_journal
+from ..disk.journals import Journaled, has_journal
 from ..disk.targets import check_target, leftover_notes, replacing, require_room
 from ..disk.writing import write_pieces
 from ..drawing.sizes import size_text
@@ -321,6 +321,9 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
         return []
     notes = settled(planned.path) if overwrite else []
     replaced = _among(inputs, planned.path)
+    for file in replaced if notes else ():
+        if isinstance(file, Journaled):
+            file.note_settled()
     unchanged = partial(_require_unchanged, inputs, replaced)
     if folder:
         notes += folders.replacing_folder(

@@ -201,6 +201,20 @@ def test_a_checkpoint_that_was_opened_before_a_patch_still_holds_what_it_held(tm
     assert torch.equal(ckptool.load(path)["l1"], values["l1"])
 
 
+def test_a_checkpoint_that_was_read_through_a_journal_is_saved_over_its_own_file(cut_off, capfd):
+    path, _ = cut_off
+    opened = ckptool.open(path)
+    keys = list(opened.state_dict())
+    assert keys[0] == "module.layer.0.weight"
+    ckptool.save(opened, path, overwrite=True)
+    assert status_of(f"inspect {path}") == 0
+    assert "patch" not in capfd.readouterr().out
+    again = ckptool.open(path).state_dict()
+    assert list(again) == keys
+    before = opened.state_dict()
+    assert all((again[key].numpy() == before[key].numpy()).all() for key in keys)
+
+
 @pytest.mark.parametrize("command", ["inspect {}", "verify {}", "scan {}", "convert {} {}.pt", "diff {} {}"])
 def test_a_file_that_was_copied_amid_a_patch_is_refused_and_not_read_as_it_stands(cut_off, capfd, command):
     path, _ = cut_off
