@@ -308,14 +308,17 @@ def alike(a: str, b: str) -> bool:
 
     A word of three letters or more abbreviates a longer one that begins with it; also one as long or longer with the
     same first letter whose `consonants` begin with those of the word, if these are three letters or more (so "patch"
-    and "pitch" are alike). Words in `Words.whole` ("key", "post") abbreviate nothing and are not abbreviated.
+    and "pitch" are alike). Of two words of the same length, either may abbreviate the other. Words in `Words.whole` ("key", "post") abbreviate nothing and are not abbreviated.
     """
     if a == b:
         return True
     short, long = sorted((a, b), key=len)
     if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
         return False
-    return long.startswith(short) or (len(bare := consonants(short)) > 2 and consonants(long).startswith(bare))
+    bare, whole = consonants(short), consonants(long)
+    if len(short) == len(long):
+        bare, whole = sorted((bare, whole), key=len)
+    return long.startswith(short) or (len(bare) > 2 and whole.startswith(bare))
 
 
 def common_start(names: Sequence[Sequence[str]]) -> int:

@@ -12,7 +12,7 @@ from ckptool.porting.forms.canonical import canonical
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
-from ckptool.porting.words import label, table, words_of
+from ckptool.porting.words import alike, label, table, words_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -560,3 +560,9 @@ def test_a_norm_beside_what_it_wraps_comes_first_although_code_registers_it_late
     for entry in made.entries[1:]:
         module, _, leaf = entry.target.rpartition(".")
         assert str(entry.expr) == f"{names[module]}.{leaf}"
+
+
+def test_which_of_two_words_is_asked_for_first_does_not_matter() -> None:
+    words = ["patch", "pitch", "conv", "cnvs", "block", "blocks", "blcks", "attn", "attention", "norm", "nrmal", "key"]
+    assert alike("blcks", "block")
+    assert [(a, b) for a in words for b in words if alike(a, b) != alike(b, a)] == []

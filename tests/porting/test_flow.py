@@ -133,6 +133,31 @@ def test_a_bias_that_is_added_later_is_found_behind_a_use_that_the_file_lacks() 
     assert held.after(held.uses[0]) == {held.uses[1].index}
 
 
+PRODUCTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "addmm": lambda x, w, b: torch.addmm(b, x, w.t()),
+    "addmm, weight first": lambda x, w, b: torch.addmm(b[:, None], w, x.t()),
+    "baddbmm": lambda x, w, b: torch.baddbmm(b, x[None], w.t()[None]),
+    "addmv": lambda x, w, b: torch.addmv(b, w, x[0]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_that_adds_a_bias_is_a_layer_with_it(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Any) -> Any:
+            return PRODUCTS[name](x, self.w, self.b)
+
+    flow = follow(Net(), [torch.randn(5, 3)])
+    assert flow is not None
+    assert [(use.kind, {role: one.keys for role, one in use.held.items()}) for use in flow.uses] == [
+        ("linear", {"weight": ("w",), "bias": ("b",)})
+    ]
+
+
 def test_a_recurrent_layer_is_seen_step_by_step() -> None:
     flow = follow(nn.LSTM(3, 4), [torch.randn(5, 2, 3)])
     assert flow is not None

@@ -346,13 +346,13 @@ class Matcher:
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """Return whether a name, a scope or neighbours support T and S, a decided pair. The first row of `SUPPORT` with
-        an answer (True or False) decides; T notes the name of this row in `support`, also if the answer is False. False
-        if no row has an answer; `support` then stays as it is.
+        an answer (True or False) decides; if it is True, T notes the name of this row in `support`. False if no row has
+        an answer.
         """
         for rule in SUPPORT:
             verdict = rule.run(self, t, s)
             if verdict is not None:
-                t.support = rule.name
+                t.support = rule.name if verdict else t.support
                 return verdict
         return False
 

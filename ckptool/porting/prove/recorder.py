@@ -342,7 +342,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return
         if self.held(a) is not None:  # W x = (x^T W^T)^T
             if b.ndim < 2:
-                self._add("linear", {"weight": self.held(a)}, None, fingerprints(out, -1))
+                self._add("linear", {"weight": self.held(a), "bias": self.held(bias)}, None, fingerprints(out, -1))
                 return
             a, b, out = b.mT, a.mT, out.mT
         if b.ndim == 3 and b.stride(0) and len(b) > 1:
