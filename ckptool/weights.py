@@ -43,6 +43,10 @@ PARTS = frozenset(
     "teacher student G D g d netG netD netG_A netG_B netD_A netD_B generator discriminator encoder decoder".split()
 )
 
+#: Words that say of weights that they are an average over the steps of a training: of an exponential moving average, of
+#: stochastic weight averaging, of Polyak's.
+_AVERAGED = frozenset("ema avg average averaged averages swa shadow polyak".split())
+
 #: Words that make a key one of training state, never of weights: `optimizer_0`, `d_optim`, `cuda_rng_state`.
 _TRAINING_WORDS = frozenset("optim optims optimizer optimizers scheduler schedulers scaler rng rngs".split())
 _TRAINING_STATE = frozenset(
@@ -56,6 +60,24 @@ def is_training_state(key: Any) -> bool:
         return False
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
     return key.lower() in _TRAINING_STATE or any(word.lower() in _TRAINING_WORDS for word in words)
+
+
+def named_as_average(key: str) -> str | None:
+    """What a key names an average of, in small letters with "_" between the words: "model" for `ema_model`, "" for
+    `ema`. None if it names no average.
+    """
+    words = _words(key)
+    left = [word for word in words if word not in _AVERAGED]
+    return "_".join(left) if len(left) < len(words) else None
+
+
+def is_average_of(key: str, other: str) -> bool:
+    """Whether a key names the average of what OTHER names: `ema_model` of `model`, `netG_ema` of `netG`."""
+    return named_as_average(key) == "_".join(_words(other))
+
+
+def _words(key: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", key)]
 
 
 def is_tensor(value: Any) -> bool:
@@ -99,8 +121,9 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
     """The state dicts in the tree of a checkpoint, each with its path, in the order of the file.
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
-    random number generators). If some stand under a usual envelope key, only those, and what stands beside the name of
-    a part: `target_encoder` beside `encoder`, and `token_embedder` beside an `encoder` that has a dict for each module.
+    random number generators). If some stand under a usual envelope key, only those, their averages (`ema_model` beside
+    `model`), and what stands beside the name of a part: `target_encoder` beside `encoder`, and `token_embedder` beside
+    an `encoder` that has a dict for each module.
     """
     if is_state_dict(root, alone=True):
         return [("", root)]
@@ -125,12 +148,14 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
         parts = [value for key, value in below if isinstance(key, str) and key in PARTS]
         of_parts = any(map(is_state_dict, parts))
         of_modules = any(_holds_modules(value, known) for value in parts)
+        usual_names = {"_".join(_words(key)) for key, _ in below if isinstance(key, str) and key in ENVELOPES}
         inner = [
             (
                 (trail, key),
                 value,
                 usual
                 or key in ENVELOPES
+                or (isinstance(key, str) and named_as_average(key) in usual_names)
                 or (of_parts and _names_layers(value))
                 or (of_modules and (is_state_dict(value) or _holds_modules(value, known))),
             )

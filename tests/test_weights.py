@@ -164,6 +164,11 @@ SEVERAL = {
         {"state_dict": weights(), "ema_state_dict": {"module.conv.weight": T, "steps": T}},
     ),
     "SR with both": (["params", "params_ema"], {"params": weights(), "params_ema": weights()}),
+    "an average under a name of its own": (["model", "ema_model"], {"model": weights(), "ema_model": weights()}),
+    "averages two deep": (
+        ["runs/netG", "runs/netG_swa", "runs/netD", "runs/averaged_netD"],
+        {"runs": {"netG": weights(), "netG_swa": weights(), "netD": weights(), "averaged_netD": weights()}},
+    ),
     "a GAN": (["G", "D"], {"G": weights(), "D": weights()}),
     "a GAN by net": (["netG", "netD"], {"netG": weights(), "netD": weights(), "optimizerG": optimizer()}),
     "a list of dicts": (["model/0", "model/1"], {"model": [weights(), weights()], "epoch": 1}),

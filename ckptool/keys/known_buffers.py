@@ -35,6 +35,7 @@ BUFFERS: dict[str, Holds] = {
     "freqs_sin": Holds.FREQUENCIES,
     "attn_mask": Holds.MASK,
     "causal_mask": Holds.MASK,
+    "tril": Holds.MASK,  # the GPT that lectures write
     "masked_bias": Holds.MASK,  # what GPT-2 writes where its mask is 0
     "total_ops": Holds.TRACE,  # thop
     "total_params": Holds.TRACE,

@@ -41,6 +41,9 @@ _VIEWS = frozenset(
     " expand expand_as".split()
 )
 
+#: Functions of rows of one_hot whose results are such rows, or columns.
+_KEEPS_ONES = _VIEWS | {"type_as", "mT", "T"}
+
 #: Functions whose result has each number in the place of the one that it is computed from.
 _NUMBER_BY_NUMBER = (
     ADDS
@@ -164,6 +167,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
         self._data: set[str] = set()  # parameters that linear layers take
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
+        self._one_hot: set[int] = set()  # tensors that are one in one place of each row, and zero elsewhere
         self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
         self._made: dict[int, str] = {}  # id of a tensor -> the weight of the layer whose outputs it is
         self._shapes_of: dict[int, list[int]] = {}  # such a tensor -> itself and its other shapes, in one list
@@ -346,8 +350,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
         use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there, and the data of CALL
         was multiplied by another number than that of the first use, `times` becomes None. If the first use took a
-        member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. Which
-        dimensions are inputs is noted, too (`_see_layout`).
+        member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. If
+        CALL is a product with rows of one_hot, other than a linear layer, `how` becomes "embedding", and `dims` tells
+        which dimension is summed ("input"). Which dimensions are inputs is noted, too (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -358,6 +363,14 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
             self.uses[key].how = call.name
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
+        if self._looks_up(call):
+            self.uses[key].how = "embedding"
+            first = self.uses[key].facts.inputs_first
+            self.uses[key].facts.dims = () if first is None else ("input", "output") if first else ("output", "input")
+
+    def _looks_up(self, call: Call) -> bool:
+        """Return whether CALL takes rows of a table by a product with `one_hot`."""
+        return call.name in PRODUCTS - {"linear"} and any(id(tensor) in self._one_hot for tensor in call.tensors)
 
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
         """Note whether the parameter KEY has its inputs first (`inputs_first`), if CALL is a product with VALUE: False
@@ -603,12 +616,15 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _take_rows(self, call: Call) -> None:
         """Note that the result of CALL holds rows of a table, if CALL looks them up (`embedding`), or takes such rows
-        and changes no number (`dropout`, `to`).
+        and changes no number (`dropout`, `to`). Also note that the result is one-hot, if CALL makes such rows
+        (`one_hot`), or takes some and changes no number.
 
         If CALL does something else with rows, that is noted in the facts of the table (`_with_rows`), the first time
         only. If rows that were multiplied by a number are multiplied by another one, `times` of the table becomes the
         product of the two.
         """
+        if call.name == "one_hot" or (call.name in _KEEPS_ONES and id(call.first) in self._one_hot):
+            self._one_hot.add(id(call.result))
         if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in self._keys:
             self._rows[id(call.result)] = self._keys[id(call.args[1])]
         for one in call.args[:2]:

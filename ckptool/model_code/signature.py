@@ -186,7 +186,8 @@ class Facts:
         attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
-        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
+        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it, or a product with one_hot;
+            else ().
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
         times: the number by which the code multiplies one of these: the weight before it is used, the rows that are
             looked up in it, or the input of its layer; 1 for none, None if that is not known.

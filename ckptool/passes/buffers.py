@@ -9,8 +9,8 @@ strict loading fails on tensors that hold no knowledge. `ckptool.keys.known_buff
     inv_freq                  frequencies of rotary embeddings (transformers)            float32 [head / 2]
     bias [1, 1, n, n]         the causal mask of GPT-2 (transformers before 4.31)        uint8 [1, 1, n, n]
     masked_bias               what GPT-2 writes where the mask is 0                      float32 []
-    attn_mask, causal_mask, relative_coords_table, freqs_cis, freqs_cos, freqs_sin: known, and what is in them depends
-                              on the code
+    attn_mask, causal_mask, tril, relative_coords_table, freqs_cis, freqs_cos, freqs_sin: known, and what is in them
+                              depends on the code
     total_ops, total_params   what thop leaves in every module that it counts
 """
 

@@ -26,6 +26,7 @@ from ..keys.known_buffers import holds
 from ..records import record
 from ..tensor import LazyTensor
 from ..tree import Dict, List, Mapped, Paths, holds_tensors_alone, is_mapping, rebuild, walk, with_entries
+from ..weights import named_as_average
 
 #: What torch adds to a group for its own use, in a list for each group of the optimizer.
 _OF_GROUPS = frozenset("base_lrs _last_lr lr_lambdas min_lrs max_lrs initial_lrs".split())
@@ -204,8 +205,8 @@ def _belongs(one: Optimizer, weights: StateDict, sets: Sequence[StateDict]) -> b
     alike = [other for other in sets if word and word == _subject(other.path)]
     if alike:
         return any(other.node is weights.node for other in alike)
-    averaged = [other for other in sets if "ema" not in re.split(r"[\W_]+", other.path.lower())]
-    return len(averaged) == 1 and averaged[0].node is weights.node
+    raw = [other for other in sets if named_as_average(other.path) is None]
+    return len(raw) == 1 and raw[0].node is weights.node
 
 
 def _subject(path: str) -> str:

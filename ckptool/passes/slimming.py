@@ -7,16 +7,17 @@ mmengine's EMAHook swaps them when it saves: `state_dict` is the average, and `e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Any, Literal
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import same_bytes, shell_path
 from ..errors import Ambiguous, NotFound, counted, printable
-from ..inert.pickled_models import is_module
 from ..tensor import LazyTensor
 from ..tree import Dict
-from ..weights import is_state_dict
+from ..weights import is_average_of, named_as_average
 from .by_key import drop, unwrap
 from .envelopes import extract
 from .values import with_other_entries
@@ -24,21 +25,13 @@ from .values import with_other_entries
 Which = Literal["ema", "raw"]
 
 
-#: (averaged, raw): where frameworks put the two.
+#: (averaged, raw): where frameworks put the two under names that do not say it of each other (see `is_average_of`).
 _PAIRS = (
-    ("ema_state_dict", "state_dict"),
-    ("state_dict_ema", "state_dict"),  # timm
-    ("model_ema", "model"),  # torchvision's references
     ("model_ema", "state_dict"),
-    ("model_ema_state_dict", "model_state_dict"),
     ("ema_state_dict", "model_state_dict"),
     ("ema", "model"),  # DiT, ultralytics
-    ("params_ema", "params"),  # BasicSR
-    ("params-ema", "params"),
-    ("g_ema", "g"),  # StyleGAN2
-    ("g_ema", "G"),
+    ("g_ema", "G"),  # StyleGAN2
 )
-_AVERAGES = frozenset(average for average, _ in _PAIRS)
 #: Inside one state dict: the copy of `model.a.b` is `model_ema.ab` (latent diffusion).
 _INSIDE = "model_ema."
 
@@ -63,7 +56,7 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
     inside = None if places else _inside(ckpt)
     if places is None and inside is None:
         held = ckpt.state_dicts()
-        averaged = [one for one in held if one.path.rpartition("/")[2] in _AVERAGES]
+        averaged = [one for one in held if named_as_average(one.path.rpartition("/")[2]) is not None]
         if weights == "ema" and len(averaged) == 1:
             return extract(ckpt, at=averaged[0].path)
         if weights == "ema":
@@ -112,11 +105,18 @@ def _out_of_the_average(ckpt: Checkpoint) -> Checkpoint:
 
 
 def _averaged_and_raw(ckpt: Checkpoint) -> tuple[str, str] | None:
-    if not isinstance(ckpt.root, Dict):
-        return None
-    there = {key for key, value in ckpt.root.entries if is_module(value) or is_state_dict(value)}
-    found = next((pair for pair in _PAIRS if set(pair) <= there), None)
-    return found[::-1] if found == _PAIRS[0] and _is_mmengine(ckpt.root) else found
+    """The paths of an average and of what it is the average of, which stand beside each other in one dict."""
+    beside: dict[str, list[str]] = defaultdict(list)
+    for one in ckpt.state_dicts():
+        folder, _, name = one.path.rpartition("/")
+        beside[folder].append(name)
+    for folder, names in beside.items():
+        for average, raw in permutations(names, 2):
+            if is_average_of(average, raw) or (average, raw) in _PAIRS:
+                if average == "ema_state_dict" and isinstance(ckpt.root, Dict) and _is_mmengine(ckpt.root):
+                    average, raw = raw, average
+                return f"{folder}/{average}".lstrip("/"), f"{folder}/{raw}".lstrip("/")
+    return None
 
 
 def _is_mmengine(root: Dict) -> bool:

@@ -308,7 +308,8 @@ def alike(a: str, b: str) -> bool:
 
     A word of three letters or more abbreviates a longer one that begins with it; also one as long or longer with the
     same first letter whose `consonants` begin with those of the word, if these are three letters or more (so "patch"
-    and "pitch" are alike). Of two words of the same length, either may abbreviate the other. Words in `Words.whole` ("key", "post") abbreviate nothing and are not abbreviated.
+    and "pitch" are alike). Of two words of the same length, either may abbreviate the other. Words in `Words.whole`
+    ("key", "post") abbreviate nothing and are not abbreviated.
     """
     if a == b:
         return True

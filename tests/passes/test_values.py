@@ -309,7 +309,12 @@ def weights(value, prefix=""):
         ("model_ema", "model"),
         ("params_ema", "params"),
         ("g_ema", "g"),
+        ("g_ema", "G"),
         ("ema_state_dict", "state_dict"),
+        ("ema_state_dict", "model_state_dict"),
+        ("ema_model", "model"),
+        ("averaged_model", "model"),
+        ("netG_swa", "netG"),
     ],
 )
 def test_the_average_and_the_raw_weights_are_told_apart_by_their_places(averaged, raw):
@@ -322,6 +327,13 @@ def test_the_average_and_the_raw_weights_are_told_apart_by_their_places(averaged
     with pytest.raises(ckptool.Ambiguous) as caught:
         ckptool.slim(ckpt)
     assert caught.value.evidence == (f"ema: {averaged}", f"raw: {raw}")
+
+
+def test_so_they_are_where_both_are_deeper_in_the_file():
+    ckpt = holding(state_dicts=Dict([("model", weights(2)), ("ema_model", weights(1))]), epoch=3)
+    done = ckptool.slim(ckpt, weights="ema")
+    assert read(done.state_dict()["w"]) == [1]
+    assert done.history[-1] == "slim: moving average at state_dicts/ema_model, not state_dicts/model"
 
 
 def test_mmengine_swaps_the_two():

@@ -20,6 +20,7 @@ BUFFERS = {
     "inv_freq": ((4,), True),
     "attn_mask": ((4, 4), True),
     "causal_mask": ((1, 1, 16, 16), True),
+    "tril": ((8, 8), True),
     "total_ops": ((1,), True),
     "total_params": ((1,), True),
 }
@@ -77,6 +78,17 @@ def test_a_buffer_that_tools_leave_in_every_module_is_dropped_everywhere(name: s
     around = {f"{parts}.{name}": shape for key in modules for parts in (key, key.rpartition(".")[0] or key)}
     mapping = port(signature({**layers(), **around}), wanted(layers(renamed=True)))
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_masks_do_not_keep_heads_with_a_layer_each_from_a_fused_projection() -> None:
+    """As in the lecture that many learn GPT from: a module for each head, with a mask of the sizes of all queries."""
+    parts = ("key", "query", "value")
+    source = {f"blocks.{n}.heads.{h}.{part}.weight": (4, 16) for n in range(2) for h in range(4) for part in parts}
+    masks = {f"blocks.{n}.heads.{h}.tril": (16, 16) for n in range(2) for h in range(4)}
+    target = {f"h.{n}.attn.c_attn.weight": (48, 16) for n in range(2)}
+    mapping = port(signature({**masks, **source}), wanted(target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    assert set(mapping.unused) == masks.keys()
 
 
 @pytest.mark.parametrize("kind", ["int64", "int32", "bool"])

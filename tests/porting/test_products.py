@@ -153,6 +153,43 @@ def test_a_square_matrix_that_the_code_normalizes_is_a_guess_without_the_code_of
     assert (known.status, str(known.expr)) == ("mapped", "transpose(fc6.weight)")
 
 
+ONE_HOT = nn.functional.one_hot
+#: Ways to take rows of a table by a product, and whether the table is stored with a column for each row.
+LOOKUPS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    "one_hot @ w": (lambda at, w: ONE_HOT(at, 6).float() @ w, False),
+    "one_hot @ w.T": (lambda at, w: ONE_HOT(at, 6).to(w.dtype) @ w.T, True),
+    "w[None].matmul(one_hot)": (lambda at, w: (w @ ONE_HOT(at, 6).type_as(w).mT).mT, True),
+    "einsum(bi,io->bo)": (lambda at, w: torch.einsum("bi,io->bo", ONE_HOT(at, 6).float(), w), False),
+    "einsum(oi,bi->bo)": (lambda at, w: torch.einsum("oi,bi->bo", w, ONE_HOT(at, 6).float()), True),
+}
+
+
+class Rows(nn.Module):
+    """A square table, of which rows are taken, and a layer."""
+
+    def __init__(self, way: str, *names: str) -> None:
+        super().__init__()
+        self.way, self.names = LOOKUPS[way][0] if way else None, names
+        table = nn.Embedding(6, 6) if self.way is None else nn.Parameter(torch.randn(6, 6))
+        self.register_parameter(names[0], table) if self.way else self.add_module(names[0], table)
+        self.add_module(names[1], nn.Linear(6, 4))
+
+    def forward(self, at: Any) -> Any:
+        table, last = (getattr(self, name) for name in self.names)
+        return last(self.way(at, table) if self.way else table(at))
+
+
+@pytest.mark.parametrize("way", LOOKUPS)
+def test_a_table_whose_rows_a_product_with_one_hot_takes_is_an_embedding(way: str) -> None:
+    inputs = [torch.randint(6, (5,))]
+    source, model = Rows(way, "bias_by_place", "out"), Rows("", "places", "head")
+    known = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    wanted = "transpose(bias_by_place)" if LOOKUPS[way][1] else "bias_by_place"
+    assert (known["places.weight"].status, str(known["places.weight"].expr)) == ("mapped", wanted)
+    back = ckptool.transfer(model.state_dict(), source, source_model=model, inputs=inputs)["bias_by_place"]
+    assert (back.status, str(back.expr)) == ("mapped", wanted.replace("bias_by_place", "places.weight"))
+
+
 @pytest.mark.parametrize("own", ["x @ w", "linear(x, w)", "einsum(bi,io->bo)", "x @ w.T"])
 @pytest.mark.parametrize("theirs", ["x @ w", "x @ w.T"])
 def test_a_row_that_is_added_behind_a_product_does_not_turn_the_matrix_once_more(theirs: str, own: str) -> None:

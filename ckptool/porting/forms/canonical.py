@@ -29,8 +29,19 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
+    _leave_out_derived(s, t)
     bring_together(s, t)
     return s, t
+
+
+def _leave_out_derived(source: Canon, target: Canon) -> None:
+    """Remove the tensors of SOURCE that its model computes itself, such as causal masks (`Words.derived`), unless
+    TARGET has such a tensor of these sizes. Left in, they would count among the weights of their sizes.
+    """
+    wanted = {squeezed(p.shape) for p in target.pieces.values() if p.leaf in table().derived}
+    for piece in list(source.pieces.values()):
+        if piece.leaf in table().derived and squeezed(piece.shape) not in wanted:
+            del source.pieces[piece.name]
 
 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:

@@ -53,10 +53,14 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 def _is_stored_turned(piece: Piece) -> bool:
     """Return whether the tensor PIECE has inputs first: the forward pass multiplies with it so, and it has two or more
     dimensions; or it is called `kernel` (`_is_called_kernel`). False for an embedding, and for a tensor of three or
-    more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads).
+    more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads). A table
+    of which a product with one_hot takes columns, not rows, is stored so, too.
     """
-    of_heads = len(piece.shape) > 2 and {*piece.entry.facts.dims} == {"input", "output"}
-    used_so = piece.entry.facts.inputs_first and len(piece.shape) > 1 and not of_heads
+    facts = piece.entry.facts
+    of_heads = len(piece.shape) > 2 and {*facts.dims} == {"input", "output"}
+    used_so = facts.inputs_first and len(piece.shape) > 1 and not of_heads
+    if piece.entry.how == "embedding" and facts.dims:
+        used_so = facts.dims == ("output", "input")
     return bool(used_so or _is_called_kernel(piece)) and piece.entry.module != "Embedding"
 
 

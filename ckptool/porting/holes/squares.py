@@ -216,8 +216,11 @@ class _OfLayer:
         return self.own.shape[-1] == self.own.shape[-2]
 
     def has_open_layout(self) -> bool:
-        """Return whether nothing states the layout of the tensor of the file: neither its place or name, nor a step."""
-        return self.own.expr.is_copy and not self.own.placed and self.own.leaf not in table().inputs_first
+        """Return whether nothing states the layout of the tensor of the file: neither its place or name, nor a step,
+        nor code that takes rows of it.
+        """
+        stated = self.own.placed or self.own.leaf in table().inputs_first or self.own.entry.how == "embedding"
+        return self.own.expr.is_copy and not stated
 
     def reason(self) -> Reason | None:
         """Return the reason to ask, `INPUTS_FIRST`, if one of these is true: the model stores inputs first; its tensor

@@ -96,9 +96,6 @@ class Matcher:
         _by_exact_sizes(targets, sources)
         self._constants = _constants(targets, sources, source)
         targets = _without(targets, self._constants)
-        wanted = {u.colour for u in targets}
-        computed = {id(u) for u in sources if all(p.leaf in table().derived for p in u.pieces.values())}
-        sources = [u for u in sources if u.colour in wanted or id(u) not in computed]
         sources = _without_averages(sources, targets)
         self._later = later_blocks(targets, sources)
         targets = _without(targets, self._later)

@@ -9,6 +9,7 @@ from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, parts_around, tables_of_words
 from ..questions import Question, Reason, Topic, answered, ask
+from ..words import table
 from .alike import MOST, by_look
 from .belief import BELIEVED, Order
 from .company import Certain, crossed, in_company
@@ -129,10 +130,13 @@ def _wanted_elsewhere(matching: Matching) -> None:
     It fits as well if the source's name shares more words with that unit alone than with the target alone
     (`own_words`); or as many, and `soft_words` is not lower for that unit than for the target. A unit does not count if
     its words exclude the source, and those of the target do not; nor, for a pair of word tables, if it is no word table
-    (an output layer may be tied to the table). Pairs with equal names or a doubt are not asked about.
+    (an output layer may be tied to the table); nor if it is what the model computes itself, such as a mask. Pairs with
+    equal names or a doubt are not asked about.
     """
     free: dict[object, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(0):
+        if all(piece.leaf in table().derived for piece in unit.pieces.values()):
+            continue
         free[(unit.colour, block_of(unit.path))].append(unit)
     for t, s in matching.pairs:
         if t.told_by(Kind.NAME) or t.doubts:
