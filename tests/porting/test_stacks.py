@@ -167,3 +167,14 @@ def test_tables_of_a_target_language_are_no_target_networks() -> None:
     made = pairing(port(source, target))
     assert made["tgt_embed.weight"] == "target_embed.weight"
     assert made["src_embed.weight"] == "embed.weight"
+
+
+def test_modules_with_single_numbers_beside_their_layers_are_matched() -> None:
+    """As in StyleGAN2, where each layer has the strength of its noise."""
+    source = {f"m.{side}.{leaf}": size for side in ("left", "right") for leaf, size in ONE_NUMBER.items()}
+    target = {"fc.weight": (16, 4), **{f"n.{side}.noise": () for side in ("a", "b")}}
+    for one, other in ((source, target), (target, source)):
+        assert len(port(signature(one), wanted(other)).entries) == len(other)
+
+
+ONE_NUMBER: dict[str, tuple[int, ...]] = {"noise.weight": (), "conv.weight": (8, 4)}

@@ -109,7 +109,8 @@ def _are_parts(layers: Sequence[Piece], wholes: Sequence[Piece]) -> bool:
 def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:
     """Return (path of the module around, name of a module -> name of a layer in it -> its weight) for each group of two
     or more modules in one module of ONE that hold the same layers: two or more, with equal names, and weights of equal
-    sizes but for their rows. Members of lists are left out. The weights are in the order of their names.
+    sizes but for their rows. Members of lists are left out, and modules with a weight of no dimension. The weights are
+    in the order of their names.
     """
     modules: dict[_Path, dict[str, dict[str, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
@@ -120,6 +121,8 @@ def _alike(one: Canon) -> list[tuple[_Path, dict[str, dict[str, Piece]]]]:
         beside: dict[tuple[tuple[str, Shape], ...], dict[str, dict[str, Piece]]] = defaultdict(dict)
         for name, held in named.items():
             ordered = {at: held[at] for at in sorted(held)}
+            if not all(piece.shape for piece in ordered.values()):
+                continue
             beside[tuple((at, piece.shape[1:]) for at, piece in ordered.items())][name] = ordered
         found += [(parent, some) for places, some in beside.items() if len(places) > 1 and len(some) > 1]
     return found
