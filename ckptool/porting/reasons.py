@@ -294,6 +294,18 @@ class Reason(Enum):
         "layer of another name; check that it is not a new layer of the model, which would have no source: if it is "
         "one, list the key under left: in the mapping file",
     )
+    BEHIND_NEW = (
+        Topic.OTHER,
+        "the model runs this layer directly behind {}, a new layer without a source, and its name is not that of the "
+        "source's layer, so that it may be a new layer as well, of the same size by accident; if it is one, list the "
+        "key under left: in the mapping file",
+    )
+    RENAMED_PART = (
+        Topic.OTHER,
+        "the source's layers have the same names in {} and in {}, but the model keeps these names only for {}, so that "
+        "the other part may be another network, of the same sizes by accident; if it is one, list its keys under left: "
+        "in the mapping file",
+    )
     OTHER_WORDS = (
         Topic.OTHER,
         "this pair was made although its names contradict each other (the model's says {}, the source's says {}); "

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import reduce
 from math import prod
+from operator import or_
 
 from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
@@ -36,6 +38,8 @@ from .units import SOME, Pair, Path, Unit, hard_conflict, label_of, natural, rel
 
 #: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
 _FEW_SPARE = 0.1
+#: A part of a model with fewer layers may have kept its names by accident.
+_FEWEST_KEPT = 4
 #: So small a share of pairs with words that exclude each other may be other words for the same.
 _FEW = 0.1
 #: Rounds of splitting: each learns something, and this is more than any model has needed.
@@ -149,7 +153,7 @@ class Matcher:
 
     def _result(self) -> Matching:
         """Return the result for the cells as they are, and add questions to targets of its pairs (`_doubt_lone`,
-        `_contradictions`).
+        `_contradictions`, `_doubt_behind_new`).
 
         `pairs` are the decided pairs that count (`_accepted`), without new heads (`_new_heads`), in the order of the
         target. `undecided` are the open cells, without heads of another model (`_heads_of_others`). `new` has the
@@ -170,6 +174,7 @@ class Matcher:
         free_s += [*(s for _, s in heads), *(s for _, sources in others for s in sources)]
         self._doubt_lone(lone, pairs, free_s, open_targets=[*free_t, *(t for targets, _ in undecided for t in targets)])
         self._contradictions(pairs, whole=all(len(t) == len(s) for t, s in cells))
+        self._doubt_behind_new(pairs, free_t)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
@@ -437,8 +442,13 @@ class Matcher:
         - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
           names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
+        - The source of the pair is in a part whose names the model does not keep (`_renamed_parts`).
         """
         self._parts_without_names(pairs)
+        for part, kept in _renamed_parts(pairs).items():
+            for t, s in pairs:
+                if s.path[: len(part)] == part:
+                    t.ask(ask(Reason.RENAMED_PART, ".".join(kept), ".".join(part), ".".join(kept)))
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             joined = len(s.main.expr.keys()) > 1  # several tensors have the size of one by no accident
@@ -452,6 +462,26 @@ class Matcher:
                 t.ask(ask(Reason.AUXILIARY))
             for question in self.scopes.doubts_of(t, s):
                 t.ask(question)
+
+    def _doubt_behind_new(self, pairs: list[Pair], open_targets: Sequence[Unit]) -> None:
+        """Add the question BEHIND_NEW to the target T of each of PAIRS that may be a new head behind new layers: T and
+        one of OPEN_TARGETS, N, are matrices, N flows into T, and all targets of PAIRS that flow into T, one or more,
+        flow into N; T flows into no target of PAIRS; and T and its source have unequal last names. Only if the forward
+        pass of the model is known.
+        """
+        if not self.sequences.traced:
+            return
+        followed = [t.flow.before for t, _ in pairs if t.flow is not None]
+        into = reduce(or_, followed, 0)
+        new = [u for u in open_targets if _is_matrix(u) and u.flow is not None]
+        for t, s in pairs:
+            at_end = t.flow is not None and not into >> t.flow.number & 1
+            if not (new and at_end and _is_matrix(t)) or t.last == s.last or t.told_by(Kind.NAME):
+                continue
+            before = [a for a, _ in pairs if flows_into(a, t)]
+            behind = (u for u in new if flows_into(u, t) and all(flows_into(a, u) for a in before))
+            if before and (one := next(behind, None)) is not None:
+                t.ask(ask(Reason.BEHIND_NEW, ".".join(one.path)))
 
     def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
         """Add the question OTHER_WORDS to the target of each of PAIRS whose names have labels that exclude each other
@@ -678,6 +708,35 @@ def _of_no_head(unit: Unit) -> set[str]:
     """
     heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
+
+
+def _renamed_parts(pairs: Sequence[Pair]) -> dict[Path, Path]:
+    """Return part of the source -> other part, for each part that may be another network in the model than in the
+    source: the source has a layer of the same path in both parts (`text.layers.0.norm1`, `vision.layers.0.norm1`), and
+    the target that it has in PAIRS has another last name for the first part. All targets of the other part have the
+    whole paths of their sources at the end of their own, four or more, and no target of the first part has.
+
+    Parts are the modules below the common beginning of all paths of the source.
+    """
+    start = common_start([s.path for _, s in pairs])
+    parts: dict[Path, dict[Path, Unit]] = defaultdict(dict)
+    kept: dict[Path, set[bool]] = defaultdict(set)
+    for t, s in pairs:
+        part = s.path[: start + 1]
+        parts[part][s.path[start + 1 :]] = t
+        kept[part].add(t.path[-len(s.path) + start :] == s.path[start:])
+    whole = [part for part, held in parts.items() if kept[part] == {True} and len(held) >= _FEWEST_KEPT]
+    return {
+        part: other
+        for part, held in parts.items()
+        for other in whole
+        if kept[part] == {False} and any(rest and rest[-1] != held[rest].last for rest in held.keys() & parts[other])
+    }
+
+
+def _is_matrix(unit: Unit) -> bool:
+    """Return whether the main tensor of UNIT has two or more sizes above 1."""
+    return len(squeezed(unit.main.shape)) > 1
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
