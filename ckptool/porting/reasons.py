@@ -297,14 +297,14 @@ class Reason(Enum):
     BEHIND_NEW = (
         Topic.OTHER,
         "the model runs this layer directly behind {}, a new layer without a source, and its name is not that of the "
-        "source's layer, so that it may be a new layer as well, of the same size by accident; if it is one, list the "
-        "key under left: in the mapping file",
+        "source's layer, so that it may be a new layer as well, of the same size by accident; check whether the model "
+        "trains it anew: if it does, list the key under left: in the mapping file",
     )
     RENAMED_PART = (
         Topic.OTHER,
         "the source's layers have the same names in {} and in {}, but the model keeps these names only for {}, so that "
-        "the other part may be another network, of the same sizes by accident; if it is one, list its keys under left: "
-        "in the mapping file",
+        "the other part may be another network, of the same sizes by accident; check what it is in the model: if it is "
+        "another network, list its keys under left: in the mapping file",
     )
     OTHER_WORDS = (
         Topic.OTHER,
