@@ -208,3 +208,12 @@ def test_layers_of_equal_sizes_are_counted_as_the_two_other_series_in_their_list
     found = pairing(port(signature(ours), wanted(own)))
     expected = [f"flow{6 - step if turned else step + 3}_up.weight" for step in range(4)]
     assert [found[f"refine.{step}.wider.weight"] for step in range(4)] == expected
+
+
+def test_one_counter_for_all_layers_counts_in_the_order_of_use_through_several_lists() -> None:
+    """As Keras counts: the norms of the way down come before those of the way up, whatever their numbers there."""
+    source = {f"batch_normalization_{n}.gamma": (8,) for n in range(1, 7)}
+    used = [f"{side}.{block}.bn{n}.weight" for side, block in (("down", 1), ("down", 2), ("up", 0)) for n in (1, 2)]
+    mapping = port(signature(source, ordered=False), wanted(dict.fromkeys(sorted(used), (8,)), used=used))
+    assert [pairing(mapping)[key] for key in used] == [f"batch_normalization_{n}.gamma" for n in range(1, 7)]
+    assert {entry.status for entry in mapping.entries} == {"mapped"}

@@ -91,12 +91,20 @@ class Orders:
         equally many numbers, or all have the same; or the sides do not have equally many units of a rank). Its result
         as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
 
+        But if TARGETS are in several outermost lists, and SOURCES of one series, whose order in the file means
+        nothing, the numbers of the lists say nothing of each other, and the source counts through all layers: then
+        TARGETS are ranked by use (`_counted_in_use`).
+
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
         if other series in the list of TARGETS do (`_others_turned`); then the lists around all these units are also
         added to their `backwards`. None, too, if the decided pairs contradict both ways to count, or if the sources are
         ranked from the highest number down and two units of a side have the same numbers.
         """
+        lists = {row for u in targets for row, _ in rows(u.path)[:1]}
+        meaningless = self.sequences.traced and not self.sequences.ordered
+        if meaningless and len({series(u) for u in sources}) == 1 < len(lists):
+            return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
             return ranks
@@ -561,6 +569,17 @@ def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | No
         return None
     stored = sorted(range(len(sources)), key=lambda at: int(places[at]))
     return {id(u): n for n, u in enumerate(used)} | {id(sources[at]): n for n, at in enumerate(stored)}
+
+
+def _counted_in_use(targets: Sequence[Unit], sources: Sequence[Unit]) -> dict[int, int] | None:
+    """Return `id` of a unit -> its rank from 0: TARGETS in the order in which the model runs them, SOURCES by their
+    numbers. None if it is not known when one of TARGETS runs, or if two of SOURCES have the same numbers.
+    """
+    numbered = sorted(sources, key=lambda u: u.numbers)
+    if any(u.used is None for u in targets) or len({u.numbers for u in sources}) < len(sources):
+        return None
+    ran = sorted(targets, key=lambda u: u.used or 0.0)
+    return {id(u): rank for side in (ran, numbered) for rank, u in enumerate(side)}
 
 
 def _of_several_rows(units: list[Unit]) -> bool:
