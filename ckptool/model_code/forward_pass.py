@@ -647,18 +647,18 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note what the result of CALL, a tensor, is. If CALL is a linear layer or a convolution with a weight of the
         model, `_made` gets the key of this weight.
 
-        `_from` gets ("features", "nchw") for a convolution with a result of four dimensions; ("fused", (key, rows) of
-        the weight) for a linear layer with a weight of the model; for another function, what `_after` makes of the note
-        about its first argument, if there is one. Dimensions that CALL flattens (`_merge`), and convolutions with a row
-        for each channel of the result (`_make_maps`), are noted, too.
+        `_from` gets ("features", "nchw") for a convolution with a result of four dimensions (`_MAPS`); ("fused", (key,
+        rows) of the weight) for a linear layer with a weight of the model; for another function, what `_after` makes of
+        the note about its first argument, if there is one. Dimensions that CALL flattens (`_merge`), and convolutions
+        with a row for each channel of the result (`_make_maps`), are noted, too.
         """
         key = self._keys.get(id(call.args[1])) if len(call.args) > 1 else None
         first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
         made: tuple[str, Any] | None = None
         if key is not None and (call.name.startswith("conv") or call.name == "linear"):
             self._made[id(call.result)] = key
-        if call.name.startswith("conv") and call.result.ndim == 4:
-            made = ("features", "nchw")
+        if call.name.startswith("conv") and call.result.ndim in _MAPS:
+            made = ("features", _MAPS[call.result.ndim])
         elif call.name == "linear" and key is not None:
             made = ("fused", (key, call.args[1].shape[0]))
         elif id(first) in self._from:
@@ -869,22 +869,31 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | None:
     """Return what the result of CALL is, whose first argument FIRST is a feature map with its dimensions in ORDER
-    ("nchw"): ("features", new order) for any result with four dimensions, the same order unless CALL permutes them
-    (None if its arguments do not show how); ("flat", `Flattened`) if CALL flattens all but the first dimension n of
-    maps of several pixels. None if it is neither.
+    ("nchw"; "ncw" and "ncdhw" for other convolutions): ("features", new order) for a result with as many dimensions,
+    the same order unless CALL permutes them (None if its arguments do not show how); ("flat", `Flattened`) if CALL
+    flattens all but the first dimension n of maps of several places. None if it is neither.
+
+    Maps with one or three spatial dimensions are no longer features behind a function that may mix channels, such as a
+    linear layer, and are only told flattened with their channels first or, if there are three, last.
     """
-    if call.result.ndim == 4 and call.name in _TURNS:
+    if call.result.ndim == first.ndim and call.name in _TURNS:
         turned = _turned_to(call.name, call.args)
         return None if turned is None else ("features", "".join(order[dim] for dim in turned))
-    if call.result.ndim == 4:
-        return "features", order
-    flattens = call.name in ("flatten", "reshape", "view") and call.result.ndim == 2 and first.ndim == 4
-    if not flattens or order[0] != "n":
+    if call.result.ndim == first.ndim:
+        keeps = len(order) == 4 or call.name in _CHANNEL_BY_CHANNEL or "pool" in call.name or call.name == "pad"
+        return ("features", order) if keeps else None
+    flattens = call.name in ("flatten", "reshape", "view") and call.result.ndim == 2 and first.ndim == len(order)
+    if not flattens or order[0] != "n" or order == "nwc":
         return None
     sizes = dict(zip(order, first.shape, strict=True))
-    c, h, w = sizes["c"], sizes["h"], sizes["w"]
-    return ("flat", Flattened(order, c, h, w)) if h * w > 1 and call.result.shape[1] == c * h * w else None
+    c, w = sizes["c"], sizes["w"]
+    h = sizes.get("d", 1) * sizes.get("h", 1)
+    told = {"ncw": "nchw", "ncdhw": "nchw", "ndhwc": "nhwc"}.get(order, order if len(order) == 4 else "")
+    return ("flat", Flattened(told, c, h, w)) if told and h * w > 1 and call.result.shape[1] == c * h * w else None
 
+
+#: The dimensions of what convolutions give, by their number.
+_MAPS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
 
 #: Functions that leave each channel of a map in its place.
 _CHANNEL_BY_CHANNEL = (

@@ -50,7 +50,8 @@ class Flow(NamedTuple):
 
 
 class Flattened(NamedTuple):
-    """Images [n, c, h, w] that are flattened before a linear layer.
+    """Images [n, c, h, w] that are flattened before a linear layer. Sequences have a height of 1, and the height of
+    volumes is that of all their slices, one below the other.
 
     Attributes:
         order: the letters of their dimensions in the order in which they are when they are flattened: "nchw", "nhwc" ….

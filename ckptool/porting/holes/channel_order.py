@@ -67,26 +67,29 @@ def doubt_flattened(filling: Filling) -> None:
     """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
     different orders; unless both forward passes show the orders, this is a question (`_AfterMaps.reorder`). Also
     reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
-    the source's code has them the other way round (`_reorder_merged`).
+    the source's code has them the other way round (`_reorder_merged`); so it is with maps that the source's code makes
+    without a convolution.
     """
     attended = {t.path[:-1] for t, s in filling.matching.pairs if t.attends or s.attends or part_label(t.path)}
     for hole, filled in filling.holes.items():
-        layer = _after_maps(filling, filled, *filling.unit_of[hole], hole.role)
-        if layer is not None and layer.own != layer.theirs:
-            layer.reorder()
-        elif layer is None and hole.role == "weight":
-            t, s = filling.unit_of[hole]
+        t, s = filling.unit_of[hole]
+        layer = _after_maps(filling, filled, t, s, hole.role)
+        merged = None not in (t.main.entry.facts.merged, s.main.entry.facts.merged)
+        if hole.role == "weight" and (layer is None or (merged and not layer.shown)):
             if t.path[:-1] not in attended:
                 _reorder_merged(filled, t, s)
+        elif layer is not None and layer.own != layer.theirs:
+            layer.reorder()
 
 
 def _reorder_merged(filled: Filled, t: Unit, s: Unit) -> None:
-    """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S, if both forward
-    passes show which sizes they flatten, and these are exchanged. Dimensions of one size stay as they are, and square
-    matrices and the output layers of attentions: heads are a matter of all layers of an attention.
+    """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S or transposes, if both
+    forward passes show which sizes they flatten, and these are exchanged. Dimensions of one size stay as they are, and
+    square matrices and the output layers of attentions: heads are a matter of all layers of an attention.
     """
     own, theirs = t.main.entry.facts.merged, s.main.entry.facts.merged
-    if own is None or theirs is None or not filled.expr.is_copy or own[0] == own[1] or own != theirs[::-1]:
+    whole = filled.expr.is_copy or ex.is_transposed(filled.expr)
+    if own is None or theirs is None or not whole or own[0] == own[1] or own != theirs[::-1]:
         return
     if t.main.shape[1:] != (prod(own),) or t.main.shape[0] == t.main.shape[1]:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from math import isclose
+from math import isclose, isqrt
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -272,18 +272,19 @@ def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
 
     A matrix of ENTRIES counts if it has 8 or more columns, and is a whole tensor of the source, perhaps transposed. It
     is changed in both ways for each number of channels of convolutions before it (`_channels_before`, at most two) with
-    which its columns make a square map of more than one place (512 columns and 32 channels: 4 x 4).
+    which its columns make maps of more than one place (512 columns and 32 channels: 4 x 4). If these are no squares,
+    the map is written as one row.
     """
     for place, e in enumerate(entries):
         x = e.expr
         if x is None or len(e.shape) != 2 or e.shape[1] < 8 or not (x.is_copy or ex.is_transposed(x)):
             continue
         for c in _channels_before(entries, place, e.shape[1]):
-            side = int((e.shape[1] // c) ** 0.5)
-            if side * side * c == e.shape[1] and side > 1:
-                for to in ("nhwc", "nchw"):
-                    label = f"{e.target} for features flattened as {to.upper()}"
-                    yield label, {e.target: ex.flatten(x, c, side, side, to)}
+            places = e.shape[1] // c
+            side = isqrt(places)
+            h, w = (side, side) if side * side == places else (1, places)
+            for to in ("nhwc", "nchw") if places > 1 else ():
+                yield f"{e.target} for features flattened as {to.upper()}", {e.target: ex.flatten(x, c, h, w, to)}
 
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)
@@ -309,8 +310,8 @@ def _is_fused(entry: Entry) -> bool:
 
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
     """Return up to two numbers of channels that feature maps may have before the layer at PLACE in ENTRIES, which takes
-    WIDTH numbers: the first sizes, which divide WIDTH, of the kernels of two-dimensional convolutions (four dimensions)
-    before it, each number once, the nearest first.
+    WIDTH numbers: the first sizes, which divide WIDTH, of the kernels of convolutions (three to five dimensions) before
+    it, each number once, the nearest first.
     """
-    found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
+    found = [e.shape[0] for e in entries[:place] if 2 < len(e.shape) < 6 and e.shape[0] and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

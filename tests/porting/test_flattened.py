@@ -1,0 +1,90 @@
+"""Maps that are flattened before a linear layer, in one dimension, two or three, with channels first or last."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+from ckptool.model_code.building import signature_for
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+SIZES = {1: (6,), 2: (4, 3), 3: (2, 3, 5)}
+
+
+class Torch(nn.Module):
+    """A convolution whose map is flattened with channels first."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.conv = CONVOLUTIONS[dims](3, 8, 1)
+        self.pool = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}[dims](1)
+        self.head = nn.Linear(8 * prod(SIZES[dims]), 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.pool(self.conv(x).relu()).flatten(1))
+
+
+class Keras(nn.Module):
+    """The same with channels last, as matrices: nothing here is a convolution."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.register_parameter("conv/kernel:0", nn.Parameter(torch.randn(*[1] * dims, 3, 8)))
+        self.register_parameter("conv/bias:0", nn.Parameter(torch.randn(8)))
+        self.register_parameter("dense/kernel:0", nn.Parameter(torch.randn(8 * prod(SIZES[dims]), 5)))
+        self.register_parameter("dense/bias:0", nn.Parameter(torch.randn(5)))
+
+    def forward(self, x: Any) -> Any:
+        weights = dict(self.named_parameters())
+        x = x.movedim(1, -1) @ weights["conv/kernel:0"].reshape(3, 8) + weights["conv/bias:0"]
+        return x.relu().flatten(1, -2).flatten(1) @ weights["dense/kernel:0"] + weights["dense/bias:0"]
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_a_file_with_channels_last_is_reordered_with_a_question(dims: int) -> None:
+    torch.manual_seed(0)
+    source, model = Keras(dims), Torch(dims)
+    inputs = [torch.randn(2, 3, *SIZES[dims])]
+    mapping = ckptool.transfer(source.state_dict(), model, inputs=inputs)
+    assert mapping["head.weight"].status == "guessed"
+    ckptool.load_into(model, source.state_dict(), mapping=mapping, accept_guesses=True)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+def test_code_that_flattens_two_dimensions_answers_the_question() -> None:
+    source, model = Keras(1), Torch(1)
+    inputs = [torch.randn(2, 3, *SIZES[1])]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert mapping["head.weight"].status == "mapped"
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_a_proof_finds_the_order_of_flattened_maps(dims: int) -> None:
+    torch.manual_seed(0)
+    source, model = Keras(dims), Torch(dims)
+    inputs = [torch.randn(2, 3, *SIZES[dims])]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+
+
+def test_a_sequence_that_a_linear_layer_has_mixed_is_no_map() -> None:
+    class Mixed(Torch):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.mix = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.mix(self.conv(x).transpose(1, 2)).transpose(1, 2).flatten(1))
+
+    entries = signature_for(Mixed(), inputs=[torch.randn(2, 3, 6)]).entries
+    assert entries["head.weight"].facts.flattened is None
+    entries = signature_for(Torch(1), inputs=[torch.randn(2, 3, 6)]).entries
+    assert entries["head.weight"].facts.flattened == ("nchw", 8, 1, 6)
