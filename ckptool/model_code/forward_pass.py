@@ -877,7 +877,7 @@ def _after_features(order: str, call: Call, first: Any) -> tuple[str, Any] | Non
     linear layer, and are only told flattened with their channels first or, if there are three, last.
     """
     if call.result.ndim == first.ndim and call.name in _TURNS:
-        turned = _turned_to(call.name, call.args)
+        turned = _turned_to(call.name, call.args, first.ndim)
         return None if turned is None else ("features", "".join(order[dim] for dim in turned))
     if call.result.ndim == first.ndim:
         keeps = len(order) == 4 or call.name in _CHANNEL_BY_CHANNEL or "pool" in call.name or call.name == "pad"
