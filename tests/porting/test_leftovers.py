@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import found, signature, wanted, worked_out
+from sides import found, pairing, signature, wanted, worked_out
 
 from ckptool.porting.port import port
 
@@ -133,3 +133,18 @@ def test_a_tensor_that_fits_two_layers_fills_the_first_with_a_question_that_name
         "this tensor of the source fits the model's b.fc1"
     ]
     assert found(mapping, "b.fc1.weight").status == "unmapped"
+
+
+def test_layers_that_all_blocks_copy_from_one_place_are_told_by_their_names() -> None:
+    """As diffusers copies the embedding of time of a DiT into each block; no size tells these layers from others."""
+    blocks = {f"blocks.{n}.{leaf}.weight": (8, 8) for n in range(3) for leaf in ("attn.proj", "mlp.fc")}
+    source = {"t_embedder.mlp.0.weight": (8, 8), "t_embedder.mlp.2.weight": (8, 8), **blocks}
+    copies = {f"blocks.{n}.norm.time_embedder.linear_{k}.weight": (8, 8) for n in range(3) for k in (1, 2)}
+    target = {**copies, **blocks}
+    mapping = port(signature(source), wanted(target, used=target))
+    for key in copies:
+        assert found(mapping, key).status == "guessed"
+        assert pairing(mapping)[key] == f"t_embedder.mlp.{'0' if 'linear_1' in key else '2'}.weight"
+    assert {found(mapping, key).status for key in blocks} == {"mapped"}
+    other = {key.replace("time_embedder", "gate"): shape for key, shape in copies.items()}
+    assert not pairing(port(signature(source), wanted({**other, **blocks}))).keys() & other.keys()

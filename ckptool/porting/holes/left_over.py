@@ -13,7 +13,8 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..matching.units import Pair, Path, Unit, around, hard_conflict, template
 from ..questions import Question, Reason, ask, ask_code
-from ..words import label, table
+from ..words import label, table, telling_words
+from ..words import shared as shared_words
 
 #: As many parts of one layer are looked for, at most.
 _MOST_PARTS = 4
@@ -161,7 +162,8 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
     numbers. Only tensors of equal sizes, of roles that all three units have, are proposed.
 
     The question is open, unless the source's code answers it: if that runs the source's unit as often as the model has
-    such units, once for the pair and once for each of TARGETS with this colour and path but for numbers.
+    such units, once for the pair and once for each of TARGETS with this colour and path but for numbers. If no such
+    unit is paired, words in the names may say of which layer the copies are (`_shared_by_name`).
 
     Args:
         pairs: the pairs so far. The first of several like pairs counts.
@@ -174,6 +176,7 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
     for t, s in pairs:
         if count[template(s.path), s.colour] == 1:
             known.setdefault((template(t.path), t.colour), (t, s))
+    yield from _shared_by_name(pairs, [u for u in targets if (template(u.path), u.colour) not in known], sources)
     for unit in targets:
         found = known.get((template(unit.path), unit.colour))
         if found is None or not any(component.isdecimal() for component in unit.path):
@@ -187,3 +190,36 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
             own = s.pieces.get(role)
             if own is not None and own.shape == piece.shape and role in t.pieces:
                 yield Proposal(unit, s, role, own.expr, asked)
+
+
+def _shared_by_name(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """Yield proposals that use a layer of the source for the layers of TARGETS that all blocks have, two or more:
+    `t_embed.mlp.0` for `h.0.time_embed.fc1` and `h.1.time_embed.fc1`. All questions are open.
+
+    TARGETS are units without a source. A layer of all blocks (one path without numbers) may be a copy of those of
+    SOURCES, units of the source, that are in none of PAIRS, have its colour and roles, and share a telling word with
+    its name. If these sources are as many as the layers that may be copies of just them, the two are paired in their
+    orders.
+    """
+    taken = {id(s) for _, s in pairs}
+    free: dict[object, list[Unit]] = defaultdict(list)
+    for s in sorted(sources, key=lambda u: u.order):
+        if id(s) not in taken:
+            free[s.colour, frozenset(s.pieces)].append(s)
+    kinds: dict[object, dict[tuple[str, ...], list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for t in sorted(targets, key=lambda u: u.order):
+        kinds[t.colour, frozenset(t.pieces)][template(t.path)].append(t)
+    named: dict[tuple[int, ...], tuple[list[Unit], list[list[Unit]]]] = {}
+    for colour, held in kinds.items():
+        for units in (units for units in held.values() if len(units) > 1):
+            words = telling_words(units[0].path)
+            fitting = [s for s in free[colour] if shared_words(words, telling_words(s.path))]
+            if fitting:
+                named.setdefault(tuple(map(id, fitting)), (fitting, []))[1].append(units)
+    for fitting, several in named.values():
+        for units, s in zip(several, fitting, strict=True) if len(several) == len(fitting) else ():
+            asked: Question[Expr] = ask(Reason.ONE_FOR_ALL, ".".join(template(units[0].path)))
+            for t in units:
+                for role, piece in s.pieces.items():
+                    if piece.shape == t.pieces[role].shape:
+                        yield Proposal(t, s, role, piece.expr, asked)
