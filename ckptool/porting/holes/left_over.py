@@ -159,7 +159,9 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
 
     A unit of TARGETS gets them if it has a number in its path, and a paired unit of the model has its colour and its
     path but for numbers. The source of that pair has to be the only one of SOURCES with its own colour and path but for
-    numbers. Only tensors of equal sizes, of roles that all three units have, are proposed.
+    numbers; or all of these fill units, and no other one fills one of this path but for numbers (`t_embed.0` and
+    `t_embed.2` fill `h.0.fc1` and `h.0.fc2`). Only tensors of equal sizes, of roles that all three units have, are
+    proposed.
 
     The question is open, unless the source's code answers it: if that runs the source's unit as often as the model has
     such units, once for the pair and once for each of TARGETS with this colour and path but for numbers. If no such
@@ -173,8 +175,11 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
     count = Counter((template(unit.path), unit.colour) for unit in sources)
     wanted = Counter((template(unit.path), unit.colour) for unit in targets)
     known: dict[object, Pair] = {}
+    filling = Counter((template(s.path), s.colour) for _, s in pairs)
+    alone = Counter((template(t.path), (template(s.path), s.colour)) for t, s in pairs)
     for t, s in pairs:
-        if count[template(s.path), s.colour] == 1:
+        row = template(s.path), s.colour
+        if count[row] == 1 or (filling[row] == count[row] and alone[template(t.path), row] == 1):
             known.setdefault((template(t.path), t.colour), (t, s))
     yield from _shared_by_name(pairs, [u for u in targets if (template(u.path), u.colour) not in known], sources)
     for unit in targets:
