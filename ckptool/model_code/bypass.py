@@ -24,11 +24,13 @@ class _Part(NamedTuple):
         key: the key of the layer's weight.
         place: which part it is, counted from 0.
         parts: how many parts there are.
+        changed: whether it is not the part itself, but the output of a layer that took it, or a sum with it.
     """
 
     key: str
     place: int
     parts: int
+    changed: bool = False
 
 
 class Bypasses:
@@ -43,7 +45,7 @@ class Bypasses:
         self._known: tuple[dict[int, Any], ...] = (self._output, self._parts, self._through, self._joined)
         self._count: dict[str, int] = {}
         self._taken: dict[str, set[int]] = {}
-        self._consumers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+        self._consumers: dict[str, list[tuple[str, tuple[_Part, ...]]]] = {}
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note what CALL, which has run, shows about parts, for `found`: it cuts the output of a layer into equal
@@ -79,10 +81,10 @@ class Bypasses:
         self._output[id(result)] = weight
         if (part := self._parts.get(id(data))) is not None:
             self._taken.setdefault(part.key, set()).add(part.place)
-            self._through[id(result)] = part
+            self._through[id(result)] = part._replace(changed=True)
         for part in {one.key: one for one in self._joined.get(id(data), ())}.values():
             held = self._joined[id(data)]
-            self._consumers.setdefault(part.key, []).append((weight, tuple(one.place for one in held)))
+            self._consumers.setdefault(part.key, []).append((weight, held))
 
     def _join(self, tensors: Any, result: Any) -> None:
         held: list[_Part] = []
@@ -115,6 +117,8 @@ class Bypasses:
         for known in self._known:
             if at in known:
                 known[id(result)] = known[at]
+        if call.name in ADDS and at in self._parts:
+            self._parts[id(result)] = self._parts[at]._replace(changed=True)
         if (key := self._output.get(at)) is not None and key not in self._count:
             self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
 
@@ -135,8 +139,9 @@ class Bypasses:
             if len(past) != 1 or not takers or count < 2:
                 continue
             (place,) = past
-            in_place = all(places == tuple(range(count)) for _, places in takers)
-            gives = Bypass(count, place, 0, in_place, key)
+            in_place = all([one.place for one in held] == [*range(count)] for _, held in takers)
+            joined = {tuple(one.place + count * one.changed for one in held) for _, held in takers}
+            gives = Bypass(count, place, 0, in_place, key, tuple(sorted(joined)))
             for name in dict.fromkeys((key, *self._on_the_way.get(key, ()))):
                 made[name] = (*made.get(name, ()), gives)
             for name in dict.fromkeys(name for name, _ in takers):

@@ -94,3 +94,30 @@ def test_where_every_part_has_a_layer_nothing_is_asked_about_a_part_that_passes(
 
     target = signature_of(Apart(OURS), inputs=INPUTS)
     assert not any(entry.facts.bypasses for entry in target.entries.values())
+
+
+class Staged(torch.nn.Module):
+    """A block of YOLOv8: the second half goes through a layer with a shortcut, and all that there is is joined."""
+
+    def __init__(self, names: str, *, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.names, self.order = names.split(), order
+        before, inner, after = self.names
+        self.add_module(before, torch.nn.Conv1d(8, 12, 1))
+        self.add_module(inner, torch.nn.Conv1d(6, 6, 1))
+        self.add_module(after, torch.nn.Conv1d(18, 8, 1))
+
+    def forward(self, x: Any) -> Any:
+        before, inner, after = (getattr(self, name) for name in self.names)
+        one, two = before(x).chunk(2, dim=1)
+        parts = (one, two, two + inner(two).relu())
+        return after(torch.cat([parts[at] for at in self.order], dim=1))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
+def test_parts_that_both_codes_join_in_one_order_are_no_question_and_those_of_two_orders_are(
+    order: tuple[int, ...],
+) -> None:
+    source, target = Staged("cv1 m cv2", order=(0, 1, 2)), Staged("enter unit leave", order=order)
+    assert transfer(source, target, code=True).is_sure is (order == (0, 1, 2))
+    assert not transfer(source, target).is_sure

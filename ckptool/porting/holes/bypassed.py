@@ -39,11 +39,14 @@ def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
     in each filled tensor of T, or ask whether to move it. OWN is the model's bypass, THEIRS the source's, or None.
 
     If THEIRS has as many parts as OWN, and both codes join the parts in the order in which they cut them, the part is
-    moved without an open question. Else the tensors stay, with a question: its option moves the first part, or the
-    last if the model lets its first part pass. Tensors whose channels cannot be cut into the parts are left out.
+    moved without an open question. Nothing is asked either if both codes let the same part pass and join all parts in
+    one order. Else the tensors stay, with a question: its option moves the first part, or the last if the model lets
+    its first part pass. Tensors whose channels cannot be cut into the parts are left out.
     """
-    alike = theirs is not None and theirs.parts == own.parts and theirs.in_place and own.in_place
-    known = theirs.place if theirs is not None and alike else None
+    known = None
+    if theirs is not None and theirs.parts == own.parts:
+        same = bool(own.joined) and (theirs.joined, theirs.place) == (own.joined, own.place)
+        known = theirs.place if same or (theirs.in_place and own.in_place) else None
     usual = 0 if own.place else own.parts - 1
     for piece in t.pieces.values():
         filled = filling.holes.get(piece.name)
