@@ -99,6 +99,6 @@ def test_comparing_blocks_that_all_differ_costs_in_proportion_to_their_number():
         pieces = [{"weight": SimpleNamespace(shape=(number, number))} for number in range(count)]
         inside = {number: {"conv": (SimpleNamespace(pieces=held), None)} for number, held in enumerate(pieces)}
         votes = Counter({(number, count - number): 2 for number in range(count)})
-        return calls(lambda: _crossed(None, inside, (None, "{}"), votes))
+        return calls(lambda: list(_crossed(inside, (None, "{}"), votes)))
 
     assert cost(400) < 12 * cost(40)

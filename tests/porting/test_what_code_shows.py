@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -1023,3 +1024,34 @@ def test_a_batch_norm_beside_another_use_of_its_layer_is_not_folded_without_a_qu
     mapping = ported(theirs, own, "float32[2,3,6]")
     folded = [answer for reason, answer in answers(mapping, "fc.weight") if reason is Reason.FOLDED_NORM]
     assert folded == [""]
+
+
+class Chain(nn.Module):
+    """Blocks of layers, each with its norm. FIRST and OTHERS have the names of a layer and of its norm, in turn."""
+
+    def __init__(self, first: str, others: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for names, sizes in ((first, (8, 8, 4)), (others, (4, 8, 8, 8)), (others, (8, 8, 8, 8))):
+            block, given = nn.Module(), names.split()
+            for at, (a, b) in enumerate(itertools.pairwise(sizes)):
+                block.add_module(given[2 * at], nn.Linear(a, b))
+                block.add_module(given[2 * at + 1], nn.LayerNorm(b))
+            self.blocks.append(block)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            for layer in block.children():
+                x = layer(x)
+        return x
+
+
+def test_a_layer_that_another_block_calls_otherwise_is_certain_if_both_codes_run_it_in_one_place() -> None:
+    """As in an EfficientNet of timm, where the first block has `conv_pw` for what is `conv_pwl` in the others."""
+    source = Chain("_deep _bn1 _project _bn2", "_expand _bn0 _deep _bn1 _project _bn2")
+    target = Chain("conv_dw bn1 conv_pw bn2", "conv_pw bn1 conv_dw bn2 conv_pwl bn3")
+    alone = ported(source, target, "float32[2,8]", code=False)
+    assert alone["blocks.0.conv_pw.weight"].status == "guessed"
+    known = ported(source, target, "float32[2,8]")
+    assert known.is_sure
+    assert same_outputs(known, source, target, torch.randn(2, 8))

@@ -23,6 +23,11 @@ _Lists = tuple[str, str]
 #: Such lists, and the numbers of a pair in them.
 _Place = tuple[_Lists, tuple[int, int]]
 
+#: The target of a pair that is out of place, the reason for a question about it, and the texts in the sentence.
+_Asked = tuple[Unit, Reason, tuple[str, ...]]
+
+#: With more pairs than this, each would be compared with too many others.
+_MOST = 1500
 #: Pairs that are out of place in the same way by so many blocks are a way of writing the code, not leftovers.
 _A_HABIT = 2
 
@@ -31,20 +36,55 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
     """Ask about pairs that fill a hole if the modules around the two units contradict the pair: the blocks around them
     are paired with others (`_in_other_blocks`), their neighbours have their partners in another module
     (`_in_other_parts`), in other blocks their names are paired with others (`_against_other_blocks`), or the source
-    lists two look-alikes in the opposite order (`_against_their_order`). The questions have no options.
+    lists two look-alikes in the opposite order (`_against_their_order`). The questions have no options. They are
+    answered for a pair that both codes show in one place of their graphs (`_in_one_place`).
     """
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
-    _in_other_blocks(filling, pairs)
-    _in_other_parts(filling, pairs)
-    _against_other_blocks(filling, pairs)
-    _against_their_order(filling, pairs)
+    asked = [
+        *_in_other_blocks(filling, pairs),
+        *_in_other_parts(pairs),
+        *_against_other_blocks(pairs),
+        *_against_their_order(pairs),
+    ]
+    shown = _in_one_place(pairs) if asked else set()
+    for t, reason, named in asked:
+        for filled in (filling.holes[p.name] for p in t.pieces.values() if p.name in filling.holes):
+            if id(t) in shown:
+                filled.learn(
+                    filled.expr, reason, *named, shows="runs it in this place of its graph, and no other layer"
+                )
+            else:
+                filled.ask(reason, *named)
 
 
-def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about each pair (T, S) whose names are paired with each other only once, if other blocks pair them otherwise:
-    the name of T with another name at least twice, and the name of S with another name at least once. The names are the
-    paths without the numbers of blocks (`_names`). The question names the partner that T has most often in other
-    blocks, and S.
+def _in_one_place(pairs: Sequence[Pair]) -> set[int]:
+    """Return the `id` of each target of PAIRS that is in one place with its source in the graphs of both codes: behind
+    the targets of the same pairs as the source is behind their sources, and before those of the same pairs. No other
+    unit of its colour is in this place. Nothing if the places are known of more than 1500 pairs.
+    """
+    placed = [pair for pair in pairs if all(unit.flow is not None for unit in pair)]
+    if len(placed) > _MOST:
+        return set()
+    places: list[list[tuple[object, ...]]] = []
+    for side in (0, 1):
+        units = [pair[side] for pair in placed]
+        before = [frozenset(n for n, one in enumerate(units) if flows_into(one, unit)) for unit in units]
+        behind = [frozenset(n for n, one in enumerate(units) if flows_into(unit, one)) for unit in units]
+        colours = [t.colour for t, _ in placed]
+        places.append(list(zip(colours, before, behind, strict=True)))
+    counts = [Counter(side) for side in places]
+    return {
+        id(t)
+        for (t, _), own, theirs in zip(placed, *places, strict=True)
+        if own == theirs and counts[0][own] == counts[1][own] == 1
+    }
+
+
+def _against_other_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield a question about each pair (T, S) whose names are paired with each other only once, if other blocks pair
+    them otherwise: the name of T with another name at least twice, and the name of S with another name at least once.
+    The names are the paths without the numbers of blocks (`_names`). The question names the partner that T has most
+    often in other blocks, and S.
 
     Pairs of which one has a number as its last name are left out: in a block without its first layer, all layers have
     other numbers.
@@ -61,12 +101,12 @@ def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
         if of_target[own][theirs] == 1 and len(of_target[own]) > 1 and len(of_source[theirs]) > 1:
             other, count = next(one for one in of_target[own].most_common() if one[0] != theirs)
             if count >= _A_HABIT:
-                _ask(filling, t, Reason.ANOTHER_IN_OTHER_BLOCKS, other.replace("{}", "*"), ".".join(s.path))
+                yield t, Reason.ANOTHER_IN_OTHER_BLOCKS, (other.replace("{}", "*"), ".".join(s.path))
 
 
-def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about two look-alikes of one module that the source lists in the opposite order to the model, if no evidence
-    says which of them is which. The question about each names the partner of the other.
+def _against_their_order(pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield questions about two look-alikes of one module that the source lists in the opposite order to the model, if
+    no evidence says which of them is which. The question about each names the partner of the other.
 
     Look-alikes are pairs of PAIRS with equal shapes, in one module on both sides, that have evidence of their place
     only (the modules around them, other blocks: `_BY_PLACE`). A pair is left out if a pair of the same names (`_names`)
@@ -93,21 +133,21 @@ def _against_their_order(filling: Filling, pairs: Sequence[Pair]) -> None:
             here, there = _names(one), _names(other)
             by_size = any(here in held and there in held and held[here] != held[there] for held in sizes.values())
             if s2.order < s.order and not by_size:
-                _ask(filling, t, Reason.ONLY_THE_BLOCK, ".".join(s2.path))
-                _ask(filling, t2, Reason.ONLY_THE_BLOCK, ".".join(s.path))
+                yield t, Reason.ONLY_THE_BLOCK, (".".join(s2.path),)
+                yield t2, Reason.ONLY_THE_BLOCK, (".".join(s.path),)
 
 
 #: Evidence that says where look-alikes are, and not which of them is which.
 _BY_PLACE = frozenset({Kind.SCOPE, Kind.OTHER_BLOCKS})
 
 
-def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about each of PAIRS that is in block i of the model and in block j of the source, if block i has at least as
-    many pairs with another block of the source, and block j at least as many with another block of the model, as the
-    two have with each other (`_strays`). Nothing is asked if its units are between two blocks (`_between_two_blocks`: a
-    `downsample`), or if a pair of the same names is out of place by as many blocks. Also ask about blocks in the
-    opposite order on the two sides (`_crossed`), unless matching found that the two sides count this list from opposite
-    ends (`Levels.turned`).
+def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield a question about each of PAIRS that is in block i of the model and in block j of the source, if block i has
+    at least as many pairs with another block of the source, and block j at least as many with another block of the
+    model, as the two have with each other (`_strays`). Nothing is asked if its units are between two blocks
+    (`_between_two_blocks`: a `downsample`), or if a pair of the same names is out of place by as many blocks. Also ask
+    about blocks in the opposite order on the two sides (`_crossed`), unless matching found that the two sides count
+    this list from opposite ends (`Levels.turned`).
     """
     votes: dict[_Lists, Counter[tuple[int, int]]] = defaultdict(Counter)
     inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
@@ -119,11 +159,11 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     for (t, s), lists, (i, j) in _strays(places, votes):
         if not _between_two_blocks(t, s, pairs, i - j):
             own, theirs = (name.format(n) for name, n in zip(lists, (i, j), strict=True))
-            _ask(filling, t, Reason.FROM_ANOTHER_BLOCK, own, theirs)
+            yield t, Reason.FROM_ANOTHER_BLOCK, (own, theirs)
     turned = filling.matcher.scopes.levels.turned
     for lists, counted in votes.items():
         if lists[0].partition("{}")[0] not in turned:
-            _crossed(filling, inside[lists], lists, counted)
+            yield from _crossed(inside[lists], lists, counted)
 
 
 def _strays(
@@ -199,11 +239,11 @@ class _Rivals:
 
 
 def _crossed(
-    filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
-) -> None:
-    """Ask about all pairs in a block of the model if the block and another one are in the opposite order on the two
-    sides, and each would also fit in the place of the other (`_fitting`: layers of equal path have equal shapes in
-    both). Nothing is asked if the graphs of both codes have the two in the same order (`_in_one_order`).
+    inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
+) -> Iterator[_Asked]:
+    """Yield a question about all pairs in a block of the model if the block and another one are in the opposite order
+    on the two sides, and each would also fit in the place of the other (`_fitting`: layers of equal path have equal
+    shapes in both). Nothing is asked if the graphs of both codes have the two in the same order (`_in_one_order`).
 
     The partner of a block is the block of the source with which it has the most pairs; blocks with a single pair are
     left out. LISTS are the paths of the list on the two sides, which the questions name with the numbers of the blocks;
@@ -226,7 +266,7 @@ def _crossed(
                 continue
             high, low = (lists[1].format(n) for n in (max(j, m), min(j, m)))
             for t, _ in inside[i].values():
-                _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, high, low)
+                yield t, Reason.BLOCKS_CHANGE_PLACES, (high, low)
 
 
 def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
@@ -288,10 +328,11 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
     return {role: piece.shape for role, piece in unit.pieces.items()}
 
 
-def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Ask about a pair (T, S) if all other units in the module of T have their partners in one module of the source, S
-    is not in it, and the same holds with T and S exchanged (`_Beside.shared`). The last components of their paths have
-    to differ, and their names to have no word or meaning in common. The question names that module of the source and S.
+def _in_other_parts(pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield a question about a pair (T, S) if all other units in the module of T have their partners in one module of
+    the source, S is not in it, and the same holds with T and S exchanged (`_Beside.shared`). The last components of
+    their paths have to differ, and their names to have no word or meaning in common. The question names that module of
+    the source and S.
 
     Nothing is asked if fewer than two neighbours are known on a side, or if T and S are both in no module.
     """
@@ -307,7 +348,7 @@ def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
         home, other = beside_t[t.path[:-1]].shared(s), beside_s[s.path[:-1]].shared(t)
         apart = home and other and not s.within(home) and not t.within(other)
         if apart and t.path[-1:] != s.path[-1:] and not related(t, s) and similarity(t, s) == 0:
-            _ask(filling, t, Reason.FROM_ANOTHER_PART, ".".join(home), ".".join(s.path))
+            yield t, Reason.FROM_ANOTHER_PART, (".".join(home), ".".join(s.path))
 
 
 class _Beside:
@@ -329,13 +370,6 @@ class _Beside:
         first = self._paths[self._paths[0] == left_out.path]
         last = self._paths[-2 if self._paths[-1] == left_out.path else -1]
         return first[: common_start([first, last])]  # what the first and last of a sorted list share, all share
-
-
-def _ask(filling: Filling, t: Unit, reason: Reason, *named: str) -> None:
-    """Ask about each filled tensor of T, for REASON with the texts NAMED, without options."""
-    for piece in t.pieces.values():
-        if piece.name in filling.holes:
-            filling.holes[piece.name].ask(reason, *named)
 
 
 _NUMBER, _AT_THE_END = re.compile(r"\d+"), re.compile(r"\d+$")
