@@ -103,7 +103,8 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
     of the modules came.
 
     Keys are folded first. Mostly those of a run of modules have the same numbers in all of their lines, and no module
-    has to be looked at by itself.
+    has to be looked at by itself. Nor has one if a run has several such groups of lines, and one tensor is in all of
+    the groups: as each key is in one line only, the groups are of other modules.
     """
     runs: defaultdict[str, defaultdict[str | None, list[Collapsed[_Signature]]]] = defaultdict(
         lambda: defaultdict(list)
@@ -116,15 +117,17 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
     found: list[tuple[str, CollapsedModules[_Signature]]] = []
     apart: set[str] = set()
     for run in runs.values():
+        named = [{_leaf(line.keys[0]) for line in lines} for lines in run.values()]
+        together = None not in run and (len(run) == 1 or bool(set.intersection(*named)))
         for pattern, lines in run.items():
-            if pattern is None or len(run) > 1:
+            if pattern is None or not together:
                 apart.update(*(line.keys for line in lines))
                 continue
-            leaves = tuple((line.keys[0].rpartition(".")[2], line.signature) for line in lines)
+            leaves = tuple((_leaf(line.keys[0]), line.signature) for line in lines)
             held = tuple(chain.from_iterable(line.keys for line in lines))
             found.append((held[0], CollapsedModules(pattern, len(lines[0].keys), held, leaves)))
     if not apart:
-        return [folded for _, folded in found]
+        return _in_order(found, keys)
     inside: defaultdict[str, list[str]] = defaultdict(list)  # modules -> the keys of their tensors
     tensors: defaultdict[str, list[tuple[str, _Signature]]] = defaultdict(list)
     for key, signature in zip(keys, signatures, strict=True):
@@ -136,7 +139,19 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
         held = tuple(chain.from_iterable(map(inside.__getitem__, modules.keys)))
         leaves = tuple(tensors[modules.keys[0]])
         found.append((held[0], CollapsedModules(modules.pattern, len(modules.keys), held, leaves)))
-    place = dict(zip(keys, count(), strict=False))
+    return _in_order(found, keys)
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _in_order(
+    found: list[tuple[str, CollapsedModules[_Signature]]], keys: Sequence[str]
+) -> list[CollapsedModules[_Signature]]:
+    """What was FOUND, each beginning with one of KEYS, in the order of these."""
+    first = {key for key, _ in found}
+    place = {key: at for at, key in enumerate(keys) if key in first}
     return [folded for _, folded in sorted(found, key=lambda one: place[one[0]])]
 
 
