@@ -71,13 +71,23 @@ def named_as_average(key: str) -> str | None:
     return "_".join(left) if len(left) < len(words) else None
 
 
-def is_average_of(key: str, other: str) -> bool:
-    """Whether a key names the average of what OTHER names: `ema_model` of `model`, `netG_ema` of `netG`."""
-    return named_as_average(key) == "_".join(_words(other))
-
-
 def _words(key: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", key)]
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", key)]
+
+
+def name_of(key: str) -> str:
+    """A key in the form in which `named_as_average` says what something is an average of: "net_g" for `netG`."""
+    return "_".join(_words(key))
+
+
+def _is_like(average: Any, other: Any) -> bool:
+    """Whether a state dict has most of its keys in common with another one, but for a wrapper around them."""
+    if not is_state_dict(average) or not is_mapping(other):
+        return False
+    keys = {key for key in key_column(average.entries) if isinstance(key, str)}
+    theirs = set(map(str, key_column(other.entries)))
+    alike = sum(key in theirs or key.partition(".")[2] in theirs for key in keys)
+    return 2 * alike > len(keys)
 
 
 def is_tensor(value: Any) -> bool:
@@ -148,14 +158,14 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
         parts = [value for key, value in below if isinstance(key, str) and key in PARTS]
         of_parts = any(map(is_state_dict, parts))
         of_modules = any(_holds_modules(value, known) for value in parts)
-        usual_names = {"_".join(_words(key)) for key, _ in below if isinstance(key, str) and key in ENVELOPES}
+        raw = {name_of(key): value for key, value in below if isinstance(key, str) and key in ENVELOPES}
         inner = [
             (
                 (trail, key),
                 value,
                 usual
                 or key in ENVELOPES
-                or (isinstance(key, str) and named_as_average(key) in usual_names)
+                or (isinstance(key, str) and _is_like(value, raw.get(named_as_average(key) or "")))
                 or (of_parts and _names_layers(value))
                 or (of_modules and (is_state_dict(value) or _holds_modules(value, known))),
             )

@@ -138,3 +138,14 @@ def test_work_grows_in_proportion_to_the_file(tmp_path, made, asked):
 def test_compact_works_in_proportion_to_the_parts_that_it_keeps():
     few, many = (Checkpoint(parts_of_one_storage(count)) for count in (320, 1280))
     assert lines(lambda: compact(many)) < 5 * lines(lambda: compact(few))
+
+
+def test_looking_for_averages_takes_time_in_proportion_to_the_state_dicts():
+    def slimmed(count):
+        held = Dict(
+            [(f"transformer/layer_{n}/linear", Dict([("w", tensor_of("float32", (2,)))])) for n in range(count)]
+        )
+        with contextlib.suppress(ckptool.CheckpointError):
+            ckptool.slim(Checkpoint(Dict([("params", held)])), weights="raw")
+
+    assert lines(lambda: slimmed(SMALL * TIMES)) < MOST * lines(lambda: slimmed(SMALL))

@@ -150,6 +150,7 @@ ONE = {
     "a usual name before others": ("model", {"buffers": {"a": T}, "model": weights(), "stats": {"mean": T, "std": T}}),
     "two deep": ("checkpoint/model", {"checkpoint": {"model": weights(), "epoch": 1}}),
     "a tuple": ("0", (weights(), 17)),
+    "averages of other things": ("D", {"D": weights(), "avg_D": {"real": T, "fake": T}}),
     "integer keys": ("model/1", {"model": {1: weights(), "x": 3}}),
 }
 
@@ -165,6 +166,7 @@ SEVERAL = {
     ),
     "SR with both": (["params", "params_ema"], {"params": weights(), "params_ema": weights()}),
     "an average under a name of its own": (["model", "ema_model"], {"model": weights(), "ema_model": weights()}),
+    "an average of a class": (["model", "EMAModel"], {"model": weights(), "EMAModel": weights()}),
     "averages two deep": (
         ["runs/netG", "runs/netG_swa", "runs/netD", "runs/averaged_netD"],
         {"runs": {"netG": weights(), "netG_swa": weights(), "netD": weights(), "averaged_netD": weights()}},

@@ -319,11 +319,11 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
     if isinstance(planned.path, Url):
         _upload(planned, inputs, overwrite, backup, progress)
         return []
-    notes = settled(planned.path) if overwrite else []
     replaced = _among(inputs, planned.path)
-    for file in replaced if notes else ():
-        if isinstance(file, Journaled):
-            file.note_settled()
+    as_before = [file for file in replaced if isinstance(file, Journaled) and file.is_unchanged()]
+    done, notes = _settle(planned.path) if overwrite else (False, [])
+    for journaled in as_before if done else ():
+        journaled.note_settled()
     unchanged = partial(_require_unchanged, inputs, replaced)
     if folder:
         notes += folders.replacing_folder(
@@ -353,13 +353,18 @@ def settled(path: StrPath) -> list[str]:
 
     A journal that is not of this file is named, and left alone.
     """
+    return _settle(path)[1]
+
+
+def _settle(path: StrPath) -> tuple[bool, list[str]]:
+    """End a patch as `settled`. Returns whether there was one to end, and what was done or is strange."""
     if is_remote(path) or not has_journal(path):
-        return []
+        return False, []
     try:
         done = patching.settle(path)
     except RuleError as strange:
-        return [strange.what]
-    return [f"a patch was cut off before: {done}"] if done else []
+        return False, [strange.what]
+    return bool(done), [f"a patch was cut off before: {done}"] if done else []
 
 
 def _check_patch(planned: Plan, backup: str | None) -> None:

@@ -141,7 +141,8 @@ class Bypasses:
             (place,) = past
             in_place = all([one.place for one in held] == [*range(count)] for _, held in takers)
             joined = {tuple(one.place + count * one.changed for one in held) for _, held in takers}
-            gives = Bypass(count, place, 0, in_place, key, tuple(sorted(joined)))
+            told = all(len(set(order)) == len(order) for order in joined)  # else several changes of one part
+            gives = Bypass(count, place, 0, in_place, key, tuple(sorted(joined)) if told else ())
             for name in dict.fromkeys((key, *self._on_the_way.get(key, ()))):
                 made[name] = (*made.get(name, ()), gives)
             for name in dict.fromkeys(name for name, _ in takers):

@@ -41,8 +41,8 @@ _VIEWS = frozenset(
     " expand expand_as".split()
 )
 
-#: Functions of rows of one_hot whose results are such rows, or columns.
-_KEEPS_ONES = _VIEWS | {"type_as", "mT", "T"}
+#: Functions of rows of one_hot whose results are such rows, or columns; `view` and `reshape` if the rows stay whole.
+_KEEPS_ONES = _VIEWS | {"type_as"}
 
 #: Functions whose result has each number in the place of the one that it is computed from.
 _NUMBER_BY_NUMBER = (
@@ -351,8 +351,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there, and the data of CALL
         was multiplied by another number than that of the first use, `times` becomes None. If the first use took a
         member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. If
-        CALL is a product with rows of one_hot, other than a linear layer, `how` becomes "embedding", and `dims` tells
-        which dimension is summed ("input"). Which dimensions are inputs is noted, too (`_see_layout`).
+        CALL is a product of a matrix with rows of one_hot, it is `looked_up`. Which dimensions are inputs is noted, too
+        (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -363,14 +363,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
             self.uses[key].how = call.name
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
-        if self._looks_up(call):
-            self.uses[key].how = "embedding"
-            first = self.uses[key].facts.inputs_first
-            self.uses[key].facts.dims = () if first is None else ("input", "output") if first else ("output", "input")
-
-    def _looks_up(self, call: Call) -> bool:
-        """Return whether CALL takes rows of a table by a product with `one_hot`."""
-        return call.name in PRODUCTS - {"linear"} and any(id(tensor) in self._one_hot for tensor in call.tensors)
+        if value.ndim == 2 and call.name in PRODUCTS and any(id(tensor) in self._one_hot for tensor in call.tensors):
+            self.uses[key].facts.looked_up = True
 
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:
         """Note whether the parameter KEY has its inputs first (`inputs_first`), if CALL is a product with VALUE: False
@@ -623,7 +617,9 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         only. If rows that were multiplied by a number are multiplied by another one, `times` of the table becomes the
         product of the two.
         """
-        if call.name == "one_hot" or (call.name in _KEEPS_ONES and id(call.first) in self._one_hot):
+        rows = call.name in _KEEPS_ONES and id(call.first) in self._one_hot
+        whole = call.name not in ("view", "reshape") or call.result.shape[-1] == call.first.shape[-1]
+        if call.name == "one_hot" or (rows and whole):
             self._one_hot.add(id(call.result))
         if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in self._keys:
             self._rows[id(call.result)] = self._keys[id(call.args[1])]
@@ -687,8 +683,11 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:
         """Note the sizes of the last two dimensions of FIRST, the first argument of CALL, if CALL flattens just these
-        two. The note stays with a result that has the same numbers (`dropout`, `contiguous`).
+        two. The note stays with a result that has the same numbers (`dropout`, `contiguous`). Rows that a table gave
+        are left out: each code has the fields before the numbers of a row.
         """
+        if id(first) in self._rows:
+            return
         if call.name in _UNCHANGED and id(first) in self._merged:
             self._merged[id(call.result)] = self._merged[id(first)]
         elif call.name in ("flatten", "reshape", "view") and first.ndim > 2:

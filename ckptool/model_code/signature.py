@@ -106,7 +106,7 @@ class Bypass(NamedTuple):
         layer: the key of the weight whose output is cut.
         joined: the orders in which layers take the parts: each part as its place, and what layers made of it, or what
             is added to it, as its place behind all parts (0, 1, 3 for the first of two parts, the second, and that
-            behind a layer).
+            behind a layer). () if a part was changed several times, so that this does not tell the order.
     """
 
     parts: int
@@ -191,8 +191,8 @@ class Facts:
         attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
-        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it, or a product with one_hot;
-            else ().
+        dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
+        looked_up: whether a product with `one_hot` takes its rows, or its columns.
         plus: the number that the code adds to it before it is used, 0 for none; None if that is not known.
         times: the number by which the code multiplies one of these: the weight before it is used, the rows that are
             looked up in it, or the input of its layer; 1 for none, None if that is not known.
@@ -229,6 +229,7 @@ class Facts:
     modulates: tuple[str, ...] = ()
     inputs_first: bool | None = None
     dims: tuple[str, ...] = ()
+    looked_up: bool = False
     plus: float | None = None
     times: float | None = None
     rows: str = ""

@@ -7,17 +7,17 @@ mmengine's EMAHook swaps them when it saves: `state_dict` is the average, and `e
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from itertools import permutations
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import same_bytes, shell_path
+from ..disk.paths import shell_quote
 from ..errors import Ambiguous, NotFound, counted, printable
+from ..inert.pickled_models import is_module
 from ..tensor import LazyTensor
-from ..tree import Dict
-from ..weights import is_average_of, named_as_average
+from ..tree import Dict, component_text
+from ..weights import is_state_dict, is_training_state, name_of, named_as_average
 from .by_key import drop, unwrap
 from .envelopes import extract
 from .values import with_other_entries
@@ -25,13 +25,14 @@ from .values import with_other_entries
 Which = Literal["ema", "raw"]
 
 
-#: (averaged, raw): where frameworks put the two under names that do not say it of each other (see `is_average_of`).
+#: (averaged, raw): where frameworks put the two under names that do not say it of each other (see `named_as_average`).
 _PAIRS = (
     ("model_ema", "state_dict"),
     ("ema_state_dict", "model_state_dict"),
     ("ema", "model"),  # DiT, ultralytics
-    ("g_ema", "G"),  # StyleGAN2
 )
+#: Dicts within dicts in which the two are looked for.
+_DEEPEST = 8
 #: Inside one state dict: the copy of `model.a.b` is `model_ema.ab` (latent diffusion).
 _INSIDE = "model_ema."
 
@@ -105,18 +106,46 @@ def _out_of_the_average(ckpt: Checkpoint) -> Checkpoint:
 
 
 def _averaged_and_raw(ckpt: Checkpoint) -> tuple[str, str] | None:
-    """The paths of an average and of what it is the average of, which stand beside each other in one dict."""
-    beside: dict[str, list[str]] = defaultdict(list)
-    for one in ckpt.state_dicts():
-        folder, _, name = one.path.rpartition("/")
-        beside[folder].append(name)
-    for folder, names in beside.items():
-        for average, raw in permutations(names, 2):
-            if is_average_of(average, raw) or (average, raw) in _PAIRS:
-                if average == "ema_state_dict" and isinstance(ckpt.root, Dict) and _is_mmengine(ckpt.root):
-                    average, raw = raw, average
-                return f"{folder}/{average}".lstrip("/"), f"{folder}/{raw}".lstrip("/")
-    return None
+    """The paths of an average and of what it is the average of, which stand beside each other in one dict.
+
+    Raises:
+        Ambiguous: there are several such pairs.
+    """
+    found: list[tuple[str, str]] = []
+    seen: set[int] = set()
+    pending: list[tuple[str, int, Any]] = [("", 0, ckpt.root)]
+    while pending:
+        folder, depth, node = pending.pop()
+        if not isinstance(node, Dict) or id(node) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(node))
+        there: dict[str, Any] = {}
+        for key, value in node.entries:
+            if not isinstance(key, str) or is_training_state(key):
+                continue
+            if is_module(value) or is_state_dict(value):
+                there[key] = value
+            else:
+                pending.append((f"{folder}{component_text(key)}/", depth + 1, value))
+        for average, raw in _pairs_of(there):
+            if average == "ema_state_dict" and isinstance(ckpt.root, Dict) and _is_mmengine(ckpt.root):
+                average, raw = raw, average
+            found.append((folder + component_text(average), folder + component_text(raw)))
+    if len(found) > 1:
+        raise Ambiguous(
+            f"holds {len(found):,} moving averages and what they are the averages of; say which of all:",
+            where=ckpt.where,
+            evidence=[printable(f"{average}, of {raw}", 120) for average, raw in found[:8]],
+            hint=f"--at {shell_quote(found[0][0], 200)}",
+        )
+    return found[0] if found else None
+
+
+def _pairs_of(names: Collection[str]) -> list[tuple[str, str]]:
+    """The pairs (average, raw) among NAMES that stand in one dict. Names that say it of each other come first."""
+    plain = {name_of(name): name for name in reversed(list(names)) if named_as_average(name) is None}
+    told = [(name, plain[of]) for name in names if (of := named_as_average(name)) in plain]
+    return told or [pair for pair in _PAIRS if set(pair) <= set(names)][:1]
 
 
 def _is_mmengine(root: Dict) -> bool:

@@ -641,6 +641,12 @@ class Reason(Enum):
         "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
         "{}, take the alternative below, with reordered columns",
     )
+    FLATTENED_PAIR = (
+        Topic.OTHER,
+        "the model flattens two dimensions, {}, for this layer, and the file does not show in which order the source's "
+        "code flattens them, so the columns were kept; check the order of the two before flatten or view in the "
+        "source's code: if it is {}, take the alternative below, with reordered columns",
+    )
     NEIGHBOURS = (
         Topic.OTHER,
         "the model's code puts four neighbours of a feature map side by side for this layer, row by row, and most code "

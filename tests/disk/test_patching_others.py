@@ -215,6 +215,21 @@ def test_a_checkpoint_that_was_read_through_a_journal_is_saved_over_its_own_file
     assert all((again[key].numpy() == before[key].numpy()).all() for key in keys)
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["elsewhere", "where the patch wrote"])
+def test_what_another_program_wrote_behind_a_journal_is_not_saved(cut_off, within):
+    path, before = cut_off
+    opened = ckptool.open(path)
+    there = path.read_bytes()
+    at = next(n for n, (old, new) in enumerate(zip(before, there, strict=True)) if old != new) if within else 20_000
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"another program")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ckptool.CheckpointError, match="changed while it was being copied"):
+        ckptool.save(opened, path, overwrite=True)
+    assert b"another program" in path.read_bytes()
+
+
 @pytest.mark.parametrize("command", ["inspect {}", "verify {}", "scan {}", "convert {} {}.pt", "diff {} {}"])
 def test_a_file_that_was_copied_amid_a_patch_is_refused_and_not_read_as_it_stands(cut_off, capfd, command):
     path, _ = cut_off

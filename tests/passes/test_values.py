@@ -12,7 +12,7 @@ from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.formats import plan, write
 from ckptool.tensor import LazyTensor, Storage
-from ckptool.tree import Dict
+from ckptool.tree import Dict, Global, Object
 
 np = pytest.importorskip("numpy")
 
@@ -334,6 +334,44 @@ def test_so_they_are_where_both_are_deeper_in_the_file():
     done = ckptool.slim(ckpt, weights="ema")
     assert read(done.state_dict()["w"]) == [1]
     assert done.history[-1] == "slim: moving average at state_dicts/ema_model, not state_dicts/model"
+
+
+def test_a_pickled_model_beside_its_average_is_taken_by_its_place():
+    module = Object(
+        "newobj",
+        Global("net", "Block"),
+        (),
+        [("state", Dict([("_parameters", weights(2)), ("_buffers", Dict([])), ("_modules", Dict([]))]))],
+    )
+    ckpt = holding(model=module, ema=weights(1))
+    assert read(ckptool.slim(ckpt, weights="ema").state_dict()["w"]) == [1]
+    with pytest.raises(ckptool.Ambiguous):
+        ckptool.slim(ckpt)
+
+
+def test_one_object_under_both_names_is_found():
+    one = weights(1)
+    assert read(ckptool.slim(holding(model=one, model_ema=one), weights="ema").state_dict()["w"]) == [1]
+
+
+def test_a_name_that_says_it_comes_before_places_that_frameworks_have():
+    ckpt = holding(state_dict=weights(1), model=weights(2), model_ema=weights(3))
+    assert read(ckptool.slim(ckpt, weights="raw").state_dict()["w"]) == [2]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {name: weights(n) for n, name in enumerate(("netG", "netD", "netG_ema", "netD_ema"))},
+        {part: Dict([("model", weights(1)), ("model_ema", weights(2))]) for part in ("actor", "critic")},
+    ],
+    ids=["beside each other", "in dicts of their own"],
+)
+@pytest.mark.parametrize("which", ["ema", "raw", None])
+def test_of_several_averages_none_is_taken_alone(entries, which):
+    with pytest.raises(ckptool.Ambiguous) as caught:
+        ckptool.slim(holding(**entries), weights=which)
+    assert len(caught.value.evidence) == 2
 
 
 def test_mmengine_swaps_the_two():

@@ -105,12 +105,14 @@ class Staged(torch.nn.Module):
         before, inner, after = self.names
         self.add_module(before, torch.nn.Conv1d(8, 12, 1))
         self.add_module(inner, torch.nn.Conv1d(6, 6, 1))
-        self.add_module(after, torch.nn.Conv1d(18, 8, 1))
+        self.add_module(after, torch.nn.Conv1d(6 * len(order), 8, 1))
 
     def forward(self, x: Any) -> Any:
         before, inner, after = (getattr(self, name) for name in self.names)
         one, two = before(x).chunk(2, dim=1)
-        parts = (one, two, two + inner(two).relu())
+        parts = [one, two, two + inner(two).relu()]
+        if len(self.order) > len(parts):
+            parts.append(parts[-1] + inner(parts[-1]).relu())
         return after(torch.cat([parts[at] for at in self.order], dim=1))
 
 
@@ -121,3 +123,9 @@ def test_parts_that_both_codes_join_in_one_order_are_no_question_and_those_of_tw
     source, target = Staged("cv1 m cv2", order=(0, 1, 2)), Staged("enter unit leave", order=order)
     assert transfer(source, target, code=True).is_sure is (order == (0, 1, 2))
     assert not transfer(source, target).is_sure
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2)])
+def test_of_two_changes_of_one_part_the_order_stays_a_question(order: tuple[int, ...]) -> None:
+    source, target = Staged("cv1 m cv2", order=(0, 1, 2, 3)), Staged("enter unit leave", order=order)
+    assert not transfer(source, target, code=True).is_sure

@@ -58,6 +58,18 @@ def test_a_file_with_channels_last_is_reordered_with_a_question(dims: int) -> No
     torch.testing.assert_close(model(*inputs), source(*inputs))
 
 
+def test_a_question_that_code_does_not_answer_stays() -> None:
+    """As many channels as places: the sizes that both codes flatten do not tell which is which."""
+    sizes, SIZES[1] = SIZES[1], (8,)
+    try:
+        source, model = Keras(1), Torch(1)
+        inputs = [torch.randn(2, 3, 8)]
+        mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    finally:
+        SIZES[1] = sizes
+    assert mapping["head.weight"].status == "guessed"
+
+
 def test_code_that_flattens_two_dimensions_answers_the_question() -> None:
     source, model = Keras(1), Torch(1)
     inputs = [torch.randn(2, 3, *SIZES[1])]
@@ -88,3 +100,49 @@ def test_a_sequence_that_a_linear_layer_has_mixed_is_no_map() -> None:
     assert entries["head.weight"].facts.flattened is None
     entries = signature_for(Torch(1), inputs=[torch.randn(2, 3, 6)]).entries
     assert entries["head.weight"].facts.flattened == ("nchw", 8, 1, 6)
+
+
+class Tokens(nn.Module):
+    """A head over tokens and their channels, flattened as they are or the other way round, as two codes of PatchTST."""
+
+    def __init__(self, *names: str, turned: bool) -> None:
+        super().__init__()
+        self.names, self.turned = names, turned
+        self.add_module(names[0], nn.Linear(4, 8))
+        self.add_module(names[1], nn.Linear(8 * 6, 5))
+
+    def forward(self, x: Any) -> Any:
+        embed, head = (getattr(self, name) for name in self.names)
+        x = embed(x).relu()
+        return head((x.transpose(1, 2) if self.turned else x).flatten(1))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_order_of_two_flattened_dimensions_is_a_question_that_code_answers(turned: bool) -> None:
+    torch.manual_seed(0)
+    source, model = Tokens("W_P", "linear", turned=turned), Tokens("embedding", "projection", turned=False)
+    inputs = [torch.randn(2, 6, 4)]
+    alone = ckptool.transfer(source.state_dict(), model, inputs=inputs)["projection.weight"]
+    assert (alone.status, str(alone.expr), len(alone.rivals)) == ("guessed", "linear.weight", 1)
+    known = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert known.is_sure
+    ckptool.load_into(model, source.state_dict(), mapping=known)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+def test_fields_of_a_table_and_the_same_code_are_no_question() -> None:
+    class Fields(nn.Module):
+        def __init__(self, table: str, head: str) -> None:
+            super().__init__()
+            self.names = (table, head)
+            self.add_module(table, nn.Embedding(20, 8))
+            self.add_module(head, nn.Linear(8 * 6, 5))
+
+        def forward(self, at: Any) -> Any:
+            table, head = (getattr(self, name) for name in self.names)
+            return head(table(at).flatten(1))
+
+    source, model = Fields("emb", "fc"), Fields("fields", "mlp")
+    assert ckptool.transfer(source.state_dict(), model, inputs=[torch.zeros(2, 6, dtype=torch.long)]).is_sure
+    same = Tokens("W_P", "linear", turned=True)
+    assert ckptool.transfer(same.state_dict(), Tokens("W_P", "linear", turned=False), inputs=["float32[2,6,4]"]).is_sure

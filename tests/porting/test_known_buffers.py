@@ -91,6 +91,23 @@ def test_masks_do_not_keep_heads_with_a_layer_each_from_a_fused_projection() -> 
     assert set(mapping.unused) == masks.keys()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "own", "shape"),
+    [
+        ("map_noise.freqs", "time_proj.weight", (64,)),
+        ("codebook.cluster_size", "quantizer.n", (32,)),
+        ("rope.freqs", "rotary.theta", (16,)),
+        ("enc.mask", "enc.mask_token", (1, 1, 24)),
+        ("norm.epsilon", "norm.eps", (1,)),
+    ],
+)
+def test_what_some_models_compute_and_others_learn_is_taken_under_another_name(
+    theirs: str, own: str, shape: tuple[int, ...]
+) -> None:
+    mapping = port(signature({theirs: shape, **layers()}), wanted({own: shape, **layers(renamed=True)}))
+    assert pairing(mapping)[own] == theirs
+
+
 @pytest.mark.parametrize("kind", ["int64", "int32", "bool"])
 def test_whole_numbers_are_no_look_alikes_of_weights(kind: str) -> None:
     """A table of indices has the sizes of the layer beside it."""

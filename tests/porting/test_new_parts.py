@@ -82,7 +82,7 @@ RENAMED = {"norm1": "input_norm", "norm2": "post_attn_norm"}
 
 
 def test_a_tower_whose_layers_the_model_renames_is_a_guess_if_it_keeps_the_names_of_the_other_one() -> None:
-    file = tower("vision_model", 7) | tower("text_model", 20)
+    file = tower("vision_model", 7) | tower("text_model", 20) | {"text_model.places.weight": (30, 8)}
     target = tower("vision_tower.vision_model", 7) | tower("model", 20, RENAMED)
     mapping = port(signature(file), wanted(target, used=target))
     guesses = {entry.target for entry in mapping.entries if entry.status == "guessed"}
@@ -98,3 +98,10 @@ def test_towers_that_are_both_renamed_or_both_kept_are_of_one_model(renamed: dic
     asked = {question.reason for entry in mapping.entries for question in entry.questions}
     assert Reason.RENAMED_PART not in asked
     assert pairing(mapping)["net.text.embed.weight"] == "text_model.embed.weight"
+
+
+def test_a_tower_that_is_there_as_a_whole_is_taken_though_one_of_its_layers_is_renamed() -> None:
+    file = tower("vision", 7) | tower("text", 20)
+    target = tower("vision", 7) | tower("language", 20, {"fc": "up"})
+    mapping = port(signature(file), wanted(target, used=target))
+    assert Reason.RENAMED_PART not in {question.reason for entry in mapping.entries for question in entry.questions}

@@ -190,6 +190,33 @@ def test_a_table_whose_rows_a_product_with_one_hot_takes_is_an_embedding(way: st
     assert (back.status, str(back.expr)) == ("mapped", wanted.replace("bias_by_place", "places.weight"))
 
 
+@pytest.mark.parametrize("outputs", [6, 8])
+@pytest.mark.parametrize("rows", ["plain", "joined"])
+def test_a_matrix_that_a_product_with_one_hot_takes_is_a_layer_where_the_other_code_has_one(
+    outputs: int, rows: str
+) -> None:
+    class Condition(nn.Module):
+        def __init__(self, *names: str, own: bool) -> None:
+            super().__init__()
+            self.names, inputs = names, 6 if rows == "plain" else 12
+            layer = nn.Parameter(torch.randn(inputs, outputs)) if own else nn.Linear(inputs, outputs, bias=False)
+            self.register_parameter(names[0], layer) if own else self.add_module(names[0], layer)
+            self.add_module(names[1], nn.Linear(outputs, 3))
+
+        def forward(self, at: Any) -> Any:
+            seen = ONE_HOT(at, 6).float()
+            seen = seen if rows == "plain" else seen.reshape(-1, 12)
+            layer, head = (getattr(self, name) for name in self.names)
+            return head(layer(seen) if isinstance(layer, nn.Module) else seen @ layer)
+
+    inputs = [torch.randint(6, (4,))]
+    source, model = Condition("w", "out", own=True), Condition("cond", "head", own=False)
+    known = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)["cond.weight"]
+    assert (known.status, str(known.expr)) == ("mapped", "transpose(w)")
+    back = ckptool.transfer(model.state_dict(), source, source_model=model, inputs=inputs)["w"]
+    assert (back.status, str(back.expr)) == ("mapped", "transpose(cond.weight)")
+
+
 @pytest.mark.parametrize("own", ["x @ w", "linear(x, w)", "einsum(bi,io->bo)", "x @ w.T"])
 @pytest.mark.parametrize("theirs", ["x @ w", "x @ w.T"])
 def test_a_row_that_is_added_behind_a_product_does_not_turn_the_matrix_once_more(theirs: str, own: str) -> None:

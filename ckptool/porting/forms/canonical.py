@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ... import keys as names
-from ...keys.known_buffers import COUNTERS
+from ...keys.known_buffers import COUNTERS, Holds, named
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
 from ..matching.units import template
@@ -29,18 +29,23 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
-    _leave_out_derived(s, t)
+    _leave_out_masks(s, t)
     bring_together(s, t)
     return s, t
 
 
-def _leave_out_derived(source: Canon, target: Canon) -> None:
-    """Remove the tensors of SOURCE that its model computes itself, such as causal masks (`Words.derived`), unless
-    TARGET has such a tensor of these sizes. Left in, they would count among the weights of their sizes.
+#: What code calls masks of attentions, which it computes.
+_MASKS = named(Holds.MASK) | {"mask"}
+
+
+def _leave_out_masks(source: Canon, target: Canon) -> None:
+    """Remove the masks of attentions from SOURCE: square tensors with such a name, of sizes that no mask of TARGET has.
+    Left in, they would count among the weights of their sizes.
     """
-    wanted = {squeezed(p.shape) for p in target.pieces.values() if p.leaf in table().derived}
+    wanted = {squeezed(p.shape) for p in target.pieces.values() if p.leaf in _MASKS}
     for piece in list(source.pieces.values()):
-        if piece.leaf in table().derived and squeezed(piece.shape) not in wanted:
+        shape = squeezed(piece.shape)
+        if piece.leaf in _MASKS and len(shape) == 2 and shape[0] == shape[1] and shape not in wanted:
             del source.pieces[piece.name]
 
 

@@ -54,13 +54,13 @@ def _is_stored_turned(piece: Piece) -> bool:
     """Return whether the tensor PIECE has inputs first: the forward pass multiplies with it so, and it has two or more
     dimensions; or it is called `kernel` (`_is_called_kernel`). False for an embedding, and for a tensor of three or
     more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads). A table
-    of which a product with one_hot takes columns, not rows, is stored so, too.
+    (`_as_tables`) is turned if a product with one_hot takes columns of it.
     """
     facts = piece.entry.facts
     of_heads = len(piece.shape) > 2 and {*facts.dims} == {"input", "output"}
     used_so = facts.inputs_first and len(piece.shape) > 1 and not of_heads
-    if piece.entry.how == "embedding" and facts.dims:
-        used_so = facts.dims == ("output", "input")
+    if piece.entry.how == "embedding" and facts.looked_up:
+        used_so = facts.inputs_first is False
     return bool(used_so or _is_called_kernel(piece)) and piece.entry.module != "Embedding"
 
 
@@ -117,11 +117,27 @@ def turn_all(one: Canon, other: Canon) -> None:
     that is no weight of a layer) stay as they are, unless OTHER has a tensor with these sizes reversed that is not
     bare.
     """
+    _as_tables(one, other)
     bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
         p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
     }
     for piece in list(one.pieces.values()):
         torch_layout(one, piece, bare)
+
+
+def _as_tables(one: Canon, other: Canon) -> None:
+    """Take matrices of ONE whose rows a product with `one_hot` takes for embedding tables, if OTHER has an embedding
+    table of these sizes, rows first, and no matrix with as many outputs and inputs: code writes such a layer either as
+    a table or as a linear layer.
+    """
+    looked_up = [p for p in one.pieces.values() if p.entry.facts.looked_up and p.entry.facts.inputs_first is not None]
+    for piece in looked_up:
+        rows_first = piece.shape if piece.entry.facts.inputs_first else piece.shape[::-1]
+        alike = [p for p in other.pieces.values() if p.role == piece.role and p.shape in (rows_first, rows_first[::-1])]
+        tables = [p for p in alike if p.shape == rows_first and p.entry.how == "embedding"]
+        linear = [p for p in alike if p.shape == rows_first[::-1] and p.entry.module == "Linear"]
+        if tables and not linear:
+            one.pieces[piece.name] = replace(piece, entry=replace(piece.entry, how="embedding"))
 
 
 def turn_by_vote(canon: Canon) -> None:

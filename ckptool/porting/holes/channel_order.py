@@ -11,7 +11,7 @@ from ..forms.fusing.projections import heads_of, part_label
 from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..matching.units import Unit, label_of
 from ..questions import Reason
-from ..words import cut
+from ..words import cut, words_of
 from .filling import Filled, Filling
 
 
@@ -67,37 +67,55 @@ def doubt_flattened(filling: Filling) -> None:
     """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
     different orders; unless both forward passes show the orders, this is a question (`_AfterMaps.reorder`). Also
     reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
-    the source's code has them the other way round (`_reorder_merged`); so it is with maps that the source's code makes
-    without a convolution.
+    the source's code has them the other way round, or ask (`_reorder_merged`); so it is with maps that the source's
+    code makes without a convolution.
     """
     attended = {t.path[:-1] for t, s in filling.matching.pairs if t.attends or s.attends or part_label(t.path)}
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         layer = _after_maps(filling, filled, t, s, hole.role)
-        merged = None not in (t.main.entry.facts.merged, s.main.entry.facts.merged)
-        if hole.role == "weight" and (layer is None or (merged and not layer.shown)):
-            if t.path[:-1] not in attended:
-                _reorder_merged(filled, t, s)
-        elif layer is not None and layer.own != layer.theirs:
+        asks = layer is None and not (filling.source.signature.traced or filling.same_code(t, s))
+        known = layer is not None and layer.shown
+        plain = hole.role == "weight" and t.path[:-1] not in attended and not _is_of_attention(t, s)
+        if plain and not known and _reorder_merged(filled, t, s, asks=asks):
+            continue
+        if layer is not None and layer.own != layer.theirs:
             layer.reorder()
 
 
-def _reorder_merged(filled: Filled, t: Unit, s: Unit) -> None:
+def _is_of_attention(t: Unit, s: Unit) -> bool:
+    """Return whether T or S is a layer of an attention by its name: heads are a matter of all layers of one."""
+    words = {*words_of(t.path), *words_of(s.path)}
+    return "o" in (label_of(t, "attention"), label_of(s, "attention")) or not _ATTENTION.isdisjoint(words)
+
+
+#: Words for an attention in names.
+_ATTENTION = frozenset({"attn", "attention", "attend", "sa", "mha"})
+
+
+def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
     """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S or transposes, if both
-    forward passes show which sizes they flatten, and these are exchanged. Dimensions of one size stay as they are, and
-    square matrices and the output layers of attentions: heads are a matter of all layers of an attention.
+    forward passes show which sizes they flatten, and these are exchanged. If only the model's shows it, the columns
+    stay, and with ASKS there is a question with the transposed ones as its option. Dimensions of one size, or of one
+    element, stay as they are, and so do square matrices, as most output layers of attentions are. Return whether both
+    forward passes show the order.
     """
     own, theirs = t.main.entry.facts.merged, s.main.entry.facts.merged
     whole = filled.expr.is_copy or ex.is_transposed(filled.expr)
-    if own is None or theirs is None or not whole or own[0] == own[1] or own != theirs[::-1]:
-        return
+    if own is None or not whole or own[0] == own[1] or 1 in own:
+        return False
     if t.main.shape[1:] != (prod(own),) or t.main.shape[0] == t.main.shape[1]:
-        return
-    if "o" in (label_of(t, "attention"), label_of(s, "attention")):
-        return
-    turned = ex.permute(ex.reshape(filled.expr, (t.main.shape[0], *theirs)), 0, 2, 1)
-    told = (f"{a:,} x {b:,}" for a, b in (own, theirs))
-    filled.learn(ex.reshape(turned, t.main.shape), Reason.FLATTENED, *told, shows=f"flattens {theirs[0]} x {theirs[1]}")
+        return False
+    other = own[::-1]
+    turned = ex.permute(ex.reshape(filled.expr, (t.main.shape[0], *other)), 0, 2, 1)
+    told = [f"{a:,} x {b:,}" for a, b in (own, other)]
+    if theirs == other:
+        filled.learn(
+            ex.reshape(turned, t.main.shape), Reason.FLATTENED, *told, shows=f"flattens {other[0]} x {other[1]}"
+        )
+    elif theirs is None and asks:
+        filled.ask(Reason.FLATTENED_PAIR, *told, options=[ex.reshape(turned, t.main.shape)])
+    return theirs in (own, other)
 
 
 @dataclass(frozen=True, slots=True)

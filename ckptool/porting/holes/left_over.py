@@ -198,13 +198,12 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
 
 
 def _shared_by_name(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Yield proposals that use a layer of the source for the layers of TARGETS that all blocks have, two or more:
+    """Yield proposals that use a layer of the source for the layers of TARGETS that several blocks have:
     `t_embed.mlp.0` for `h.0.time_embed.fc1` and `h.1.time_embed.fc1`. All questions are open.
 
-    TARGETS are units without a source. A layer of all blocks (one path without numbers) may be a copy of those of
-    SOURCES, units of the source, that are in none of PAIRS, have its colour and roles, and share a telling word with
-    its name. If these sources are as many as the layers that may be copies of just them, the two are paired in their
-    orders.
+    TARGETS are units without a source. Such a layer (one path without numbers) may be a copy of those of SOURCES, units
+    of the source, that are in none of PAIRS, have its colour and roles, and share a telling word with its name. If
+    these sources are as many as the layers that may be copies of just them, the two are paired in their orders.
     """
     taken = {id(s) for _, s in pairs}
     free: dict[object, list[Unit]] = defaultdict(list)

@@ -46,7 +46,7 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
         *_against_other_blocks(pairs),
         *_against_their_order(pairs),
     ]
-    shown = _in_one_place(pairs) if asked else set()
+    shown = _in_one_place(filling, pairs, {id(t) for t, _, _ in asked}) if asked else set()
     for t, reason, named in asked:
         for filled in (filling.holes[p.name] for p in t.pieces.values() if p.name in filling.holes):
             if id(t) in shown:
@@ -57,26 +57,35 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
                 filled.ask(reason, *named)
 
 
-def _in_one_place(pairs: Sequence[Pair]) -> set[int]:
+def _in_one_place(filling: Filling, pairs: Sequence[Pair], asked: Collection[int]) -> set[int]:
     """Return the `id` of each target of PAIRS that is in one place with its source in the graphs of both codes: behind
-    the targets of the same pairs as the source is behind their sources, and before those of the same pairs. No other
-    unit of its colour is in this place. Nothing if the places are known of more than 1500 pairs.
+    the targets of the same certain pairs as the source is behind their sources, and before those of the same ones. No
+    other unit of its colour, paired or not, is in this place on its side.
+
+    A pair is certain if its target is not in ASKED (a set of `id`), and if nothing else is asked about it. Nothing is
+    returned if the places are known of more than 1500 pairs.
     """
     placed = [pair for pair in pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:
         return set()
-    places: list[list[tuple[object, ...]]] = []
-    for side in (0, 1):
-        units = [pair[side] for pair in placed]
-        before = [frozenset(n for n, one in enumerate(units) if flows_into(one, unit)) for unit in units]
-        behind = [frozenset(n for n, one in enumerate(units) if flows_into(unit, one)) for unit in units]
-        colours = [t.colour for t, _ in placed]
-        places.append(list(zip(colours, before, behind, strict=True)))
-    counts = [Counter(side) for side in places]
+    doubted = {id(filling.unit_of[hole][0]) for hole, filled in filling.holes.items() if filled.doubts}
+    certain = [pair for pair in placed if id(pair[0]) not in doubted.union(asked)]
+
+    def place(unit: Unit, side: int) -> tuple[object, frozenset[int], frozenset[int]]:
+        flows = list(enumerate(pair[side] for pair in certain))
+        before = frozenset(n for n, one in flows if flows_into(one, unit))
+        return unit.colour, before, frozenset(n for n, one in flows if flows_into(unit, one))
+
+    free = [[u for u in filling.matching.unpaired(side) if u.flow is not None] for side in (0, 1)]
+    everywhere = [
+        Counter(place(unit, side) for unit in (*(pair[side] for pair in placed), *free[side])) for side in (0, 1)
+    ]
     return {
         id(t)
-        for (t, _), own, theirs in zip(placed, *places, strict=True)
-        if own == theirs and counts[0][own] == counts[1][own] == 1
+        for t, s in placed
+        if id(t) in asked
+        and place(t, 0)[1:] == place(s, 1)[1:]
+        and everywhere[0][place(t, 0)] == everywhere[1][place(s, 1)] == 1
     }
 
 

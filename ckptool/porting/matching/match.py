@@ -100,6 +100,9 @@ class Matcher:
         _by_exact_sizes(targets, sources)
         self._constants = _constants(targets, sources, source)
         targets = _without(targets, self._constants)
+        wanted = {u.colour for u in targets}
+        computed = {id(u) for u in sources if all(p.leaf in table().derived for p in u.pieces.values())}
+        sources = [u for u in sources if u.colour in wanted or id(u) not in computed]
         sources = _without_averages(sources, targets)
         self._later = later_blocks(targets, sources)
         targets = _without(targets, self._later)
@@ -173,7 +176,7 @@ class Matcher:
         free_t += new
         free_s += [*(s for _, s in heads), *(s for _, sources in others for s in sources)]
         self._doubt_lone(lone, pairs, free_s, open_targets=[*free_t, *(t for targets, _ in undecided for t in targets)])
-        self._contradictions(pairs, whole=all(len(t) == len(s) for t, s in cells))
+        self._contradictions(pairs, free_s, whole=all(len(t) == len(s) for t, s in cells))
         self._doubt_behind_new(pairs, free_t)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
@@ -429,9 +432,9 @@ class Matcher:
         """
         return flows_into(one, other) if self.sequences.traced else one.order < other.order
 
-    def _contradictions(self, pairs: list[Pair], *, whole: bool) -> None:
+    def _contradictions(self, pairs: list[Pair], free_sources: Sequence[Unit], *, whole: bool) -> None:
         """Add a question to the target of each of PAIRS for each of these that speaks against it. WHOLE says whether
-        each cell has equally many units of both sides.
+        each cell has equally many units of both sides, FREE_SOURCES are units of the source without a partner.
 
         - Only one name says which part of an attention it is (`_parts_without_names`).
         - The two names have words that exclude each other (`_excluding_words`).
@@ -445,7 +448,7 @@ class Matcher:
         - The source of the pair is in a part whose names the model does not keep (`_renamed_parts`).
         """
         self._parts_without_names(pairs)
-        for part, kept in _renamed_parts(pairs).items():
+        for part, kept in _renamed_parts(pairs, free_sources).items():
             for t, s in pairs:
                 if s.path[: len(part)] == part:
                     t.ask(ask(Reason.RENAMED_PART, ".".join(kept), ".".join(part), ".".join(kept)))
@@ -466,8 +469,8 @@ class Matcher:
     def _doubt_behind_new(self, pairs: list[Pair], open_targets: Sequence[Unit]) -> None:
         """Add the question BEHIND_NEW to the target T of each of PAIRS that may be a new head behind new layers: T and
         one of OPEN_TARGETS, N, are matrices, N flows into T, and all targets of PAIRS that flow into T, one or more,
-        flow into N; T flows into no target of PAIRS; and T and its source have unequal last names. Only if the forward
-        pass of the model is known.
+        flow into N; T flows into no target of PAIRS; and T and its source have unequal last names, and no evidence that
+        is a name. Only if the forward pass of the model is known.
         """
         if not self.sequences.traced:
             return
@@ -710,11 +713,12 @@ def _of_no_head(unit: Unit) -> set[str]:
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
-def _renamed_parts(pairs: Sequence[Pair]) -> dict[Path, Path]:
+def _renamed_parts(pairs: Sequence[Pair], free_sources: Sequence[Unit]) -> dict[Path, Path]:
     """Return part of the source -> other part, for each part that may be another network in the model than in the
     source: the source has a layer of the same path in both parts (`text.layers.0.norm1`, `vision.layers.0.norm1`), and
     the target that it has in PAIRS has another last name for the first part. All targets of the other part have the
-    whole paths of their sources at the end of their own, four or more, and no target of the first part has.
+    whole paths of their sources at the end of their own, four or more, and no target of the first part has. One of
+    FREE_SOURCES, units of the source without a partner, is in the first part: what fits as a whole is no accident.
 
     Parts are the modules below the common beginning of all paths of the source.
     """
@@ -725,12 +729,15 @@ def _renamed_parts(pairs: Sequence[Pair]) -> dict[Path, Path]:
         part = s.path[: start + 1]
         parts[part][s.path[start + 1 :]] = t
         kept[part].add(t.path[-len(s.path) + start :] == s.path[start:])
+    left = {s.path[: start + 1] for s in free_sources}
     whole = [part for part, held in parts.items() if kept[part] == {True} and len(held) >= _FEWEST_KEPT]
     return {
         part: other
         for part, held in parts.items()
         for other in whole
-        if kept[part] == {False} and any(rest and rest[-1] != held[rest].last for rest in held.keys() & parts[other])
+        if part in left
+        and kept[part] == {False}
+        and any(rest and rest[-1] != held[rest].last for rest in held.keys() & parts[other])
     }
 
 

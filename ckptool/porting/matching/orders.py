@@ -91,9 +91,9 @@ class Orders:
         equally many numbers, or all have the same; or the sides do not have equally many units of a rank). Its result
         as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
 
-        But if TARGETS are in several outermost lists, and SOURCES of one series, whose order in the file means
-        nothing, the numbers of the lists say nothing of each other, and the source counts through all layers: then
-        TARGETS are ranked by use (`_counted_in_use`).
+        But if TARGETS are in several outermost lists, and SOURCES of one series with one number each, whose order in
+        the file means nothing, the numbers of the lists say nothing of each other, and the source counts through all
+        layers: then TARGETS are ranked by use (`_counted_in_use`).
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
@@ -103,7 +103,8 @@ class Orders:
         """
         lists = {row for u in targets for row, _ in rows(u.path)[:1]}
         meaningless = self.sequences.traced and not self.sequences.ordered
-        if meaningless and len({series(u) for u in sources}) == 1 < len(lists):
+        counts = len({series(u) for u in sources}) == 1 and all(len(u.numbers) == 1 for u in sources)
+        if meaningless and counts and len(lists) > 1:
             return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
