@@ -24,13 +24,13 @@ class _Part(NamedTuple):
         key: the key of the layer's weight.
         place: which part it is, counted from 0.
         parts: how many parts there are.
-        changed: whether it is not the part itself, but the output of a layer that took it, or a sum with it.
+        changed: how often it was changed: by a layer that took it, or by a sum with it. 0 for the part itself.
     """
 
     key: str
     place: int
     parts: int
-    changed: bool = False
+    changed: int = 0
 
 
 class Bypasses:
@@ -81,7 +81,7 @@ class Bypasses:
         self._output[id(result)] = weight
         if (part := self._parts.get(id(data))) is not None:
             self._taken.setdefault(part.key, set()).add(part.place)
-            self._through[id(result)] = part._replace(changed=True)
+            self._through[id(result)] = part._replace(changed=part.changed + 1)
         for part in {one.key: one for one in self._joined.get(id(data), ())}.values():
             held = self._joined[id(data)]
             self._consumers.setdefault(part.key, []).append((weight, held))
@@ -118,7 +118,8 @@ class Bypasses:
             if at in known:
                 known[id(result)] = known[at]
         if call.name in ADDS and at in self._parts:
-            self._parts[id(result)] = self._parts[at]._replace(changed=True)
+            part = self._parts[at]
+            self._parts[id(result)] = part._replace(changed=part.changed + 1)
         if (key := self._output.get(at)) is not None and key not in self._count:
             self._on_the_way.setdefault(key, []).extend(keys[id(t)] for t in tensors if id(t) in keys)
 

@@ -104,9 +104,9 @@ class Bypass(NamedTuple):
         dim: the dimension of the weight that holds these channels: 0 where it makes them, 1 where it takes them.
         in_place: whether the parts are joined in the order in which they were cut.
         layer: the key of the weight whose output is cut.
-        joined: the orders in which layers take the parts: each part as its place, and what layers made of it, or what
-            is added to it, as its place behind all parts (0, 1, 3 for the first of two parts, the second, and that
-            behind a layer). () if a part was changed several times, so that this does not tell the order.
+        joined: the orders in which layers take the parts: each part as its place, and one that was changed N times, by
+            layers or sums, as its place behind N times all parts (0, 1, 3 for the first of two parts, the second, and
+            that behind a layer). () if two of them would be the same.
     """
 
     parts: int
