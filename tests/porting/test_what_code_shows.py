@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from sides import found
+from sides import found, signature
 from torch import nn
 from torch.nn import functional as F
 
 import ckptool
+from ckptool.model_code.building import signature_for
+from ckptool.porting.port import port
 from ckptool.porting.reasons import Reason
 
 
@@ -1055,3 +1057,39 @@ def test_a_layer_that_another_block_calls_otherwise_is_certain_if_both_codes_run
     known = ported(source, target, "float32[2,8]")
     assert known.is_sure
     assert same_outputs(known, source, target, torch.randn(2, 8))
+
+
+class Mobile(nn.Module):
+    """The beginning of a MobileNet: a convolution, then blocks of a depthwise and a pointwise one, all with norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def block(a: int, b: int) -> nn.Module:
+            deep = nn.Conv2d(a, a, 3, groups=a, bias=False)
+            return nn.Sequential(deep, nn.BatchNorm2d(a), nn.ReLU(), nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b))
+
+        first = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+        self.model = nn.Sequential(first, block(8, 8), block(8, 12), block(12, 12), block(12, 16))
+
+    def forward(self, x: Any) -> Any:
+        return self.model(x)
+
+
+def test_a_norm_belongs_to_the_layer_that_has_its_whole_name_and_not_to_one_with_more_words() -> None:
+    """Keras calls the first norm `conv1_bn`; the name of `conv_dw_1` has all words of that as well."""
+    widths = {"conv1": 8}
+    for n, (a, b) in enumerate(((8, 8), (8, 12), (12, 12), (12, 16)), 1):
+        widths |= {f"conv_dw_{n}": a, f"conv_pw_{n}": b}
+    source: dict[str, tuple[int, ...]] = {"conv1.kernel": (3, 3, 3, 8)}
+    for (_, before), (name, width) in itertools.pairwise(widths.items()):
+        if "dw" in name:
+            source[f"{name}.depthwise_kernel"] = (3, 3, width, 1)
+        else:
+            source[f"{name}.kernel"] = (1, 1, before, width)
+    leaves = ("gamma", "beta", "moving_mean", "moving_variance")
+    source |= {f"{name}_bn.{leaf}": (width,) for name, width in widths.items() for leaf in leaves}
+    wanted = signature_for(Mobile(), inputs=[torch.randn(1, 3, 12, 12)])
+    mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted)
+    norms = [entry for entry in mapping.entries if entry.target.endswith("running_var")]
+    assert [str(entry.expr) for entry in norms] == [f"{name}_bn.moving_variance" for name in widths]

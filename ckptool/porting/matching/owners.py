@@ -28,7 +28,8 @@ class Owners:
         for is_target, units in ((True, cells.targets), (False, cells.sources)):
             inside = self._parts[is_target] = defaultdict(lambda: defaultdict(list))
             for unit in units:
-                for at in range(len(unit.path) - 1):
+                alone = len(unit.main.shape) > 1  # a layer without a module around it is a part, too; a norm is none
+                for at in range(len(unit.path) - (not alone)):
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
