@@ -217,3 +217,15 @@ def test_one_counter_for_all_layers_counts_in_the_order_of_use_through_several_l
     mapping = port(signature(source, ordered=False), wanted(dict.fromkeys(sorted(used), (8,)), used=used))
     assert [pairing(mapping)[key] for key in used] == [f"batch_normalization_{n}.gamma" for n in range(1, 7)]
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_the_first_layer_of_a_kind_which_keras_leaves_without_a_number_is_the_first() -> None:
+    source: Shapes = {}
+    for name in ("conv2d_transpose", "conv2d_transpose_1", "conv2d_transpose_2"):
+        source |= {f"{name}.kernel": (3, 3, 8, 8), f"{name}.bias": (8,)}
+    target: Shapes = {}
+    for n in range(3):
+        target |= {f"up.{n}.deconv.weight": (8, 8, 3, 3), f"up.{n}.deconv.bias": (8,)}
+    mapping = port(signature(source, ordered=False), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    assert pairing(mapping)["up.0.deconv.bias"] == "conv2d_transpose.bias"

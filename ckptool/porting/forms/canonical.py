@@ -143,7 +143,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 def _split(entries: Sequence[Entry], kept: Mapping[str, str], counted: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Return key -> components of the key, with the last one ("weight"), for ENTRIES: without wrappers around all keys
     (`module.`), and without the name of a collection at the beginning (`params`), if all keys begin with one. In files
-    with "/" in some key, a module `conv` beside `conv_1` becomes `conv_0` (`numbered`).
+    with "/" in some key, or with a `kernel`, a module `conv` beside `conv_1` becomes `conv_0` (`numbered`).
 
     KEPT has key of a raw weight -> key of its copy: the raw weight gets the components of the copy. COUNTED has name of
     layers without its number -> number to add to the number.
@@ -156,7 +156,8 @@ def _split(entries: Sequence[Entry], kept: Mapping[str, str], counted: Mapping[s
         if in_collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = tuple(_moved(component, counted) for component in path)
-    if any("/" in entry.key for entry in entries):
+    kernels = any(path[-1] in table().inputs_first for path in split.values() if path)
+    if kernels or any("/" in entry.key for entry in entries):
         return dict(zip(split, numbered(split.values()), strict=True))
     return split
 
