@@ -8,10 +8,12 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 from __future__ import annotations
 
 import operator
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import accumulate, chain, repeat
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
@@ -638,6 +640,14 @@ class TensorColumn(Sequence[LazyTensor]):
         column._made = tensors
         return column
 
+    @classmethod
+    def joining(cls, columns: Sequence[Sequence[LazyTensor]]) -> Sequence[LazyTensor]:
+        """The tensors of COLUMNS, those of one behind those of the other: in a column, unless some have been made."""
+        parts = [column for column in columns if isinstance(column, cls) and column._made is None]
+        if len(parts) < len(columns):
+            return [tensor for column in columns for tensor in column]
+        return cls(_JoinedTable([part.table for part in parts]), [one for part in parts for one in part.alike])
+
     @property
     def views(self) -> Iterator[View]:
         """The view of each tensor."""
@@ -670,6 +680,34 @@ class TensorColumn(Sequence[LazyTensor]):
     def __getitem__(self, index: slice) -> list[LazyTensor]: ...
     def __getitem__(self, index: int | slice) -> LazyTensor | list[LazyTensor]:
         return self._tensors[index]
+
+
+class _JoinedTable:
+    """The storages of several tables, those of one behind those of the other."""
+
+    def __init__(self, tables: Sequence[StorageTable]) -> None:
+        self._tables = tables
+        self._begins = [0, *accumulate(len(table.sizes) for table in tables)]
+        self.sizes = array("Q", chain.from_iterable(table.sizes for table in tables))
+
+    def _of(self, number: int) -> tuple[StorageTable, int]:
+        at = bisect_right(self._begins, number) - 1
+        return self._tables[at], number - self._begins[at]
+
+    def key(self, number: int) -> str:
+        """As `Storage.key`."""
+        table, own = self._of(number)
+        return table.key(own)
+
+    def source(self, number: int) -> Source:
+        """As `Storage.source`."""
+        table, own = self._of(number)
+        return table.source(own)
+
+    def crc(self, number: int) -> int | None:
+        """As `Storage.crc`."""
+        table, own = self._of(number)
+        return table.crc(own)
 
 
 #: What is asked of each of a hundred thousand tensors is asked in C.

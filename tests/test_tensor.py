@@ -402,6 +402,23 @@ def test_so_does_that_of_an_archive_with_many_tensors(tmp_path_factory, kinds, t
         tells_what_its_tensors_do(opened.column)
 
 
+@given(KINDS, st.integers(1, 5))
+def test_so_does_that_of_several_shards(tmp_path_factory, kinds, shards):
+    folder = tmp_path_factory.mktemp("column")
+    arrays = {}
+    for shard in range(1, shards + 1):
+        here = {f"{shard}.{at}.w": np.full(shape, 7 * shard + at, dtype) for at, (dtype, shape) in enumerate(kinds)}
+        ckptool.save(here, folder / f"model-{shard:05d}-of-{shards:05d}.safetensors")
+        arrays |= here
+    opened = ckptool.open(folder).state_dict()
+    made = tells_what_its_tensors_do(opened.column)
+    assert isinstance(opened.column, TensorColumn)
+    assert [(one.storage.key, one.storage.crc, one.nbytes) for one in made] == [
+        (key, None, array.nbytes) for key, array in arrays.items()
+    ]
+    assert all((opened[key].numpy() == array).all() for key, array in arrays.items())
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -31,6 +31,7 @@ from ...disk.inside import Folder
 from ...disk.remote import FIRST
 from ...errors import Ambiguous, CheckpointError, Malformed, UnknownFormat, counted, printable
 from ...records import record
+from ...tensor import TensorColumn
 from ...tree import ABSENT, Dict, Pairs, key_column, value_column
 from ..base import FolderFormat
 from ..beside_weights import origin_in
@@ -303,7 +304,7 @@ def _check(
 def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
     """One state dict of all shards, in the order that they note, and whether that is known."""
     keys = [key for part in parts.values() for key in key_column(part.root.entries)]
-    values = [value for part in parts.values() for value in value_column(part.root.entries)]
+    values = TensorColumn.joining([value_column(part.root.entries) for part in parts.values()])
     attributes = next((p.root.attributes for p in parts.values() if p.root.attributes is not ABSENT), ABSENT)
     ordered = any(part.root.ordered for part in parts.values())
     places: list[int] = []
