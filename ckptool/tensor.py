@@ -627,16 +627,21 @@ class TensorColumn(Sequence[LazyTensor]):
 
     @classmethod
     def holding(cls, tensors: list[LazyTensor]) -> TensorColumn | None:
-        """These tensors as a column; None unless the Nth is over the Nth storage of one table, which has no others."""
-        storages = list(map(_STORAGE, tensors))
-        if set(map(type, storages)) != {NumberedStorage} or len(set(map(_PLACE, storages))) > 1:
+        """These tensors as a column, which keeps this very list; None unless the Nth is over the Nth storage of one
+        table, which has no others.
+        """
+        if set(map(type, map(_STORAGE, tensors))) != {NumberedStorage}:
             return None
-        table, kinds, views = storages[0]._place, list(map(_KIND, storages)), list(map(_VIEW, tensors))
-        numbers = range(len(table.sizes))
-        if len(numbers) != len(storages) or not all(map(operator.eq, map(_NUMBER, storages), numbers)):
+        tables = set(map(_PLACE, map(_STORAGE, tensors)))
+        numbers = range(len(tensors))
+        if len(tables) > 1 or not all(map(operator.eq, map(_NUMBER, map(_STORAGE, tensors)), numbers)):
             return None
-        told: list[Any] = views if len(set(kinds)) == 1 else list(zip(views, kinds, strict=True))
-        column = cls(table, list(map(dict(zip(told, tensors, strict=True)).__getitem__, told)))
+        (table,) = tables
+        if len(table.sizes) != len(tensors):
+            return None
+        several = len(set(map(_STORAGE_KIND, tensors))) > 1
+        told: Callable[[], Iterator[Any]] = partial(_looks, tensors) if several else partial(map, _VIEW, tensors)
+        column = cls(table, list(map(dict(zip(told(), tensors, strict=True)).__getitem__, told())))
         column._made = tensors
         return column
 
@@ -715,6 +720,10 @@ _STORAGE = operator.attrgetter("storage")
 _STORAGE_KIND = operator.attrgetter("storage.kind")
 _VIEW, _NBYTES = operator.attrgetter("view"), operator.attrgetter("nbytes")
 _KIND, _PLACE, _NUMBER = map(operator.attrgetter, ("kind", "_place", "_key"))
+
+
+def _looks(tensors: Sequence[LazyTensor]) -> Iterator[tuple[View, StorageKind]]:
+    return zip(map(_VIEW, tensors), map(_STORAGE_KIND, tensors), strict=True)
 
 
 def distinct(tensors: Sequence[LazyTensor]) -> Sequence[LazyTensor]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat, zip_longest
 from operator import attrgetter, eq
-from typing import Any
+from typing import Any, cast
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..disk.composing import Crc32Of, Piece
@@ -30,7 +30,7 @@ from ..disk.files import Buffer, File, FileRange
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..records import record
-from ..tensor import Storage, TensorColumn
+from ..tensor import LazyTensor, Storage, TensorColumn
 from ..tree import Dict, Pairs, value_column
 from ._records import is_big_endian, is_numbered_in, read_pickle, small, storages_of, unrecorded_in
 from ._torch import TorchReader
@@ -109,7 +109,7 @@ def _put_in_column(root: Any) -> None:
     within = value_column(root.entries)[:_MOST_BESIDE] if isinstance(root, Dict) else []
     for node in (root, *within):
         if isinstance(node, Dict) and isinstance(node.entries, Pairs) and node.entries.tensors_alone:
-            column = TensorColumn.holding(list(node.entries.value_column))
+            column = TensorColumn.holding(cast("list[LazyTensor]", node.entries.value_column))
             if column is not None:
                 node.entries = Pairs(node.entries.key_column, column)
 
