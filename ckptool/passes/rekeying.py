@@ -96,8 +96,9 @@ def _renamed_at_once(node: Mapped, renamed: Mapping[str, str | None]) -> Pairs |
     keys = key_column(node.entries)
     in_step = len(renamed) == len(keys) and list(renamed) == keys  # as a pass that renames all keys gives them
     new = list(renamed.values()) if in_step else list(map(renamed.get, keys, keys))
-    done = Pairs(new, value_column(node.entries))
-    return done if len(done.names) == len(keys) and None not in done.names else None
+    distinct = set(new)  # the dict that `Pairs.names` makes would stay
+    whole = len(distinct) == len(keys) and None not in distinct
+    return Pairs(new, value_column(node.entries)) if whole else None
 
 
 def _kept_together(ckpt: Checkpoint, weights: StateDict, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:
