@@ -51,7 +51,8 @@ def run_once(command: Command, source: Path, target: Path, other: Path, ends: tu
     said = target.with_name("said")
     with said.open("wb") as out:
         begin = perf_counter()
-        child = subprocess.Popen(words, stdout=out, stderr=out, env=environment)
+        # some programs leave files where they run
+        child = subprocess.Popen(words, stdout=out, stderr=out, env=environment, cwd=tempfile.gettempdir())
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         wall = perf_counter() - begin
