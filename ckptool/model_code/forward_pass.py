@@ -351,8 +351,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there, and the data of CALL
         was multiplied by another number than that of the first use, `times` becomes None. If the first use took a
         member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. If
-        CALL is a product of a matrix with rows of one_hot, it is `looked_up`. Which dimensions are inputs is noted, too
-        (`_see_layout`).
+        CALL is a product of a matrix with rows of one_hot, other than a linear layer, it is `looked_up`. Which
+        dimensions are inputs is noted, too (`_see_layout`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
@@ -363,7 +363,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if call.name in PRODUCTS and self.uses[key].how in _MEMBERS:
             self.uses[key].how = call.name
         self._see_layout(key, call, place, value, turned=id(value) in self._turned)
-        if value.ndim == 2 and call.name in PRODUCTS and any(id(tensor) in self._one_hot for tensor in call.tensors):
+        given = any(id(tensor) in self._one_hot for tensor in call.tensors)
+        if given and value.ndim == 2 and call.name in PRODUCTS - {"linear"}:
             self.uses[key].facts.looked_up = True
 
     def _see_layout(self, key: str, call: Call, place: int, value: Any, *, turned: bool) -> None:

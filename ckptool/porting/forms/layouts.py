@@ -128,7 +128,7 @@ def turn_all(one: Canon, other: Canon) -> None:
 def _as_tables(one: Canon, other: Canon) -> None:
     """Take matrices of ONE whose rows a product with `one_hot` takes for embedding tables, if OTHER has an embedding
     table of these sizes, rows first, and no matrix with as many outputs and inputs: code writes such a layer either as
-    a table or as a linear layer.
+    a table or as a linear layer. A matrix with a bias is no table.
     """
     looked_up = [p for p in one.pieces.values() if p.entry.facts.looked_up and p.entry.facts.inputs_first is not None]
     for piece in looked_up:
@@ -136,7 +136,7 @@ def _as_tables(one: Canon, other: Canon) -> None:
         alike = [p for p in other.pieces.values() if p.role == piece.role and p.shape in (rows_first, rows_first[::-1])]
         tables = [p for p in alike if p.shape == rows_first and p.entry.how == "embedding"]
         linear = [p for p in alike if p.shape == rows_first[::-1] and p.entry.module == "Linear"]
-        if tables and not linear:
+        if tables and not linear and piece.name.beside("bias") not in one.pieces:
             one.pieces[piece.name] = replace(piece, entry=replace(piece.entry, how="embedding"))
 
 
