@@ -70,7 +70,10 @@ def _save_rank(rank: int, weights: dict[str, Any], folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
     divided = {
-        key: DTensor.from_local(value.chunk(_RANKS)[rank].clone(), mesh, [Shard(0)]) for key, value in weights.items()
+        key: DTensor.from_local(  # with its sizes, since not all are divided evenly
+            value.chunk(_RANKS)[rank].clone(), mesh, [Shard(0)], shape=value.shape, stride=value.stride()
+        )
+        for key, value in weights.items()
     }
     dcp.save(divided, checkpoint_id=folder)
     dist.destroy_process_group()
