@@ -13,6 +13,15 @@ ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 
+#: Functions that divide a tensor into parts, that concatenate tensors, and that put dimensions in another order.
+CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk".split())
+JOINS = frozenset("cat concat concatenate".split())
+TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split())
+
+#: Functions that read a property, and those that change no number in evaluation.
+LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
+UNCHANGED = frozenset("dropout to float contiguous clone".split())
+
 
 @dataclass(slots=True)
 class Call:
@@ -164,4 +173,41 @@ def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | Non
     return dim if dim in (-1, -2) else None
 
 
-__all__ = ["Call", "flat", "summed_dim"]
+def turned_to(name: str, args: Any, count: int = 4) -> list[int] | None:
+    """Return, for each of the COUNT dimensions of the result of the function NAME (`permute`, `transpose` …), its place
+    before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
+
+    ARGS are its arguments by position, the tensor first. None if they do not show it: the dimensions are given by
+    keyword or are no integers, or `movedim` moves several.
+    """
+    given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
+    if not all(isinstance(dim, int) for dim in given):
+        return None
+    dims = [dim % count for dim in given]
+    order = list(range(count))
+    if name == "permute":
+        return dims if sorted(dims) == order else None
+    if len(dims) != 2:
+        return None
+    if name.startswith("move"):
+        order.insert(dims[1], order.pop(dims[0]))
+    else:
+        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
+    return order
+
+
+def every_second(args: Any) -> bool:
+    """Return whether a call of `__getitem__` with ARGS, (tensor, index), takes every second element of the last
+    dimension and all of the other dimensions, as interleaved rotary embeddings do: `x[..., ::2]`, `x[..., 1::2]`,
+    `x[:, :, ::2]`. False for tensors of integers, and for those that have not three or four dimensions.
+    """
+    tensor, index = args[0], args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or not index or tensor.ndim not in (3, 4) or not tensor.is_floating_point():
+        return False
+    *others, last = index
+    everything = all(i is Ellipsis or i == slice(None) for i in others)
+    whole = len(index) == tensor.ndim or any(i is Ellipsis for i in others)  # else LAST is not of the last dimension
+    return isinstance(last, slice) and last.step == 2 and everything and whole
+
+
+__all__ = ["Call", "every_second", "flat", "summed_dim", "turned_to"]

@@ -19,7 +19,8 @@ import torch
 
 from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
-from .forward_pass import Follower, Use
+from .following.forward_pass import Follower
+from .following.use import Use
 from .hollow import shape_only, without_memory
 from .in_eval import in_eval
 from .input_search import find_inputs

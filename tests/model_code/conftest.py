@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def notes_that_fail_stop_a_pass(monkeypatch):
     if importlib.util.find_spec("torch") is not None:
-        monkeypatch.setattr("ckptool.model_code.forward_pass.strict", True)
+        monkeypatch.setattr("ckptool.model_code.following.forward_pass.strict", True)

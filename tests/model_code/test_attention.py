@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import ckptool
-from ckptool.model_code.attention import _blocks, _regrouped
 from ckptool.model_code.building import signature_of
+from ckptool.model_code.following.attention import _blocks, _regrouped
 
 
 def by_matmul(q: Any, k: Any, v: Any) -> Any:

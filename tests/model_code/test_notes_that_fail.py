@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptool.model_code import forward_pass
-from ckptool.model_code.channels import Channels
+from ckptool.model_code.call import every_second
+from ckptool.model_code.following import forward_pass
+from ckptool.model_code.following.channels import Channels
 from ckptool.model_code.trace import signature_of
 
 
@@ -59,4 +60,4 @@ def test_halves_of_a_batch_are_no_halves_of_outputs():
 )
 def test_every_second_place_is_not_every_second_number(index, rotary):
     x = torch.zeros(2, 6, 8)
-    assert forward_pass._every_second((x, index)) == rotary
+    assert every_second((x, index)) == rotary

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .call import Call
-from .signature import PRODUCTS
+from ..call import TURNS, Call
+from ..signature import PRODUCTS
 
-_TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis t".split())
 _SHAPES = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
 
 
@@ -108,7 +107,7 @@ class Attention:
         if len(found) != 1:
             return
         (taken,), scores = found, self._scores[id(found[0])]
-        if call.name in _TURNS:
+        if call.name in TURNS | {"t"}:
             owners = _turned(call, scores.owners)
         elif call.name in _SHAPES:
             owners = _regrouped(scores.owners, taken.shape, call.result.shape)

@@ -12,13 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
+from ..call import ADDS, CUTS, JOINS, MULTIPLIES, SIGMOIDS, Call
 from .named_parts import slice_of
 
 _GATES = 4
 _PRODUCTS = frozenset("linear matmul __matmul__ mm addmm".split())
-_CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
-_JOINS = frozenset("cat concat concatenate".split())
 _TANHS = frozenset("tanh tanh_".split())
 
 #: The weights whose outputs were added, with their biases.
@@ -58,9 +56,9 @@ class Cells:
             self._take(call, [key for t in call.tensors if (key := keys.get(id(t))) and t.ndim > 1], made_with)
         elif name in ADDS:
             self._add(call, keys)
-        elif name in _JOINS and isinstance(call.first, tuple | list) and len(call.first) == 2:
+        elif name in JOINS and isinstance(call.first, tuple | list) and len(call.first) == 2:
             self._joined[id(call.result)] = list(call.first)
-        elif name in _CUTS or name == "__getitem__":
+        elif name in CUTS or name == "__getitem__":
             self._cut(call)
         elif name in SIGMOIDS | _TANHS:
             self._open(call)
@@ -84,7 +82,7 @@ class Cells:
         weights = self._sums.get(id(call.first))
         if weights is None:
             return
-        if call.name in _CUTS and len(call.result) == _GATES and len({tuple(part.shape) for part in call.result}) == 1:
+        if call.name in CUTS and len(call.result) == _GATES and len({tuple(part.shape) for part in call.result}) == 1:
             self._parts.update((id(part), (weights, at)) for at, part in enumerate(call.result))
         taken = slice_of(call.first, call.args[1]) if call.name == "__getitem__" else None
         if taken is not None and (taken[2] - taken[1]) * _GATES == call.first.shape[taken[0]]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from .call import Call, flat
-from .signature import Parts
+from ..call import JOINS, Call, flat
+from ..signature import Parts
 
 #: What gives channels in the last dimension.
 _ROWS = frozenset("linear embedding embedding_bag".split())
-_JOINS = frozenset("cat concat concatenate".split())
 
 
 class Channels:
@@ -96,7 +95,7 @@ class Channels:
         weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
         if weight is not None and weight not in self._buffers and (call.name.startswith("conv") or call.name in _ROWS):
             return self._of_layer(call, weight)
-        if call.name in _JOINS and isinstance(call.first, tuple | list):
+        if call.name in JOINS and isinstance(call.first, tuple | list):
             dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
             return self._side_by_side(call.first, dim, len(call.result.shape))
         held = self._of.get(id(call.first))

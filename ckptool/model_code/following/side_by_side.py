@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from .call import Call
-from .signature import PRODUCTS, Layout, Neighbours
+from ..call import CUTS, JOINS, TURNS, Call
+from ..signature import PRODUCTS, Layout, Neighbours
 
 #: Functions that only move numbers, and give some of them or all.
 _MOVES = frozenset(
     "__getitem__ narrow select view reshape flatten unflatten permute transpose swapaxes swapdims movedim moveaxis roll"
     " squeeze unsqueeze split split_with_sizes chunk tensor_split unbind contiguous clone pixel_unshuffle t".split()
 )
-_JOINS = frozenset("cat concat concatenate stack hstack dstack".split())
-_TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis t".split())
+_JOINS = JOINS | {"stack", "hstack", "dstack"}
+_TURNS = TURNS | {"t"}
 _NORMS = frozenset("layer_norm rms_norm batch_norm group_norm instance_norm".split())
 _LAST = frozenset("linear embedding layer_norm rms_norm".split())
 
-_CUTS = frozenset("split split_with_sizes chunk tensor_split unbind".split())
+_CUTS = CUTS | {"unbind"}
 #: Parts that code divides the output of a layer into, at most.
 _MOST_PARTS = 4
 

@@ -14,15 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-from .call import ADDS, MULTIPLIES, SIGMOIDS, Call
-from .signature import PRODUCTS, Gate
+from ..call import ADDS, CUTS, MULTIPLIES, SIGMOIDS, Call
+from ..signature import PRODUCTS, Gate
 
 #: Functions that only torch's own activations have the names of.
 _ACTIVATIONS = frozenset(
     "silu silu_ gelu sigmoid sigmoid_ tanh relu relu_ relu6 elu selu celu leaky_relu mish softplus hardswish "
     "hardsigmoid logsigmoid softsign hardtanh".split()
 )
-_CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
 
 
 #: What a tensor comes from: the key of a weight, and which half of its outputs, if one. Of a sum, those of several.
@@ -130,7 +129,7 @@ class Gating:
         if call.name == "glu" and whole:
             for key, _ in origins:
                 self.halves.setdefault(key, Gate(1, "glu"))
-        elif call.name in _CUTS and whole and isinstance(call.result, tuple | list):
+        elif call.name in CUTS and whole and isinstance(call.result, tuple | list):
             halves = len(call.result) == 2 and call.divided != 0  # those of a batch are no halves of outputs
             if halves and call.result[0].shape == call.result[1].shape:
                 for place, part in enumerate(call.result):

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from .call import ADDS, Call
-from .signature import Part
+from ..call import ADDS, CUTS, JOINS, Call
+from ..signature import Part
+
+#: Functions that divide a tensor into parts.
+_DIVIDES = CUTS | {"unbind"}
 
 #: Of more parts of one tensor, none has a name of its own.
 _MOST = 16
 
-_JOINS = frozenset("cat concat concatenate".split())
-
 
 _PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
 
-_CUTS = frozenset("chunk split split_with_sizes tensor_split unsafe_chunk unbind".split())
 
 #: Python functions of torch that call others, and where they are.
 _TORCH = str(Path(torch.__file__).parent)
@@ -63,7 +63,7 @@ class NamedParts:
             learned: tensor -> whether it was computed from weights. The size of a part that was not is noted as 0,
                 because sizes of inputs may be guessed.
         """
-        if call.name in _JOINS and isinstance(call.first, tuple | list) and 1 < len(call.first) <= _MOST:
+        if call.name in JOINS and isinstance(call.first, tuple | list) and 1 < len(call.first) <= _MOST:
             whole = call.result.shape
             dim = next((d for d, n in enumerate(whole) if n != call.first[0].shape[d]), None)
             if dim in (1, len(whole) - 1):
@@ -87,7 +87,7 @@ class NamedParts:
         """
         if key in self.parts:
             return
-        if call.name in _CUTS and isinstance(call.result, tuple | list):
+        if call.name in _DIVIDES and isinstance(call.result, tuple | list):
             parts = [part for part in call.result if isinstance(part, torch.Tensor)]
             if 1 < len(parts) <= _MOST:
                 pairs = enumerate(zip(call.first.shape, parts[0].shape, strict=False))
@@ -164,7 +164,7 @@ def _gives(value: ast.AST, function: str) -> bool:
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "map":
         value = value.args[-1]
     called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-    return called == function or (function == "unbind" and called not in _CUTS)  # as which a tensor is unpacked
+    return called == function or (function == "unbind" and called not in _DIVIDES)  # as which a tensor is unpacked
 
 
 def _name_of_slice() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .call import Call, flat
+from ..call import Call, flat
 
 #: What the dimensions of a picture and of a video are called, by their number, and what each of them becomes when it is
 #: cut into patches: the place of a patch (a capital letter) and the place in it.

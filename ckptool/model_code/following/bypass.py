@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .call import ADDS, Call
-from .signature import Bypass
-
-_CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
-_JOINS = frozenset("cat concat concatenate".split())
+from ..call import ADDS, CUTS, JOINS, Call
+from ..signature import Bypass
 
 
 class _Part(NamedTuple):
@@ -53,11 +50,11 @@ class Bypasses:
         parts, or passes one of these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
         """
         name, first, result = call.name, call.first, call.result
-        if name in _CUTS and isinstance(result, tuple | list) and call.divided != 0:  # parts of a batch are no channels
+        if name in CUTS and isinstance(result, tuple | list) and call.divided != 0:  # parts of a batch are no channels
             self._cut(first, result)
         elif not hasattr(result, "shape"):
             return
-        elif name in _JOINS and isinstance(first, tuple | list):
+        elif name in JOINS and isinstance(first, tuple | list):
             self._join(first, result)
         elif name == "linear" or (name.startswith("conv") and not name.startswith("conv_transpose")):
             self._layer(first, call.args, result, keys)
