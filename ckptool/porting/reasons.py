@@ -159,6 +159,12 @@ class Reason(Enum):
         "this tensor of the source fits the model's {} as well, and that layer has no source; check in both codes "
         "which of these two layers the tensor belongs to, and correct a wrong pair with --hint OLD=NEW",
     )
+    SPARE_BESIDE = (
+        Topic.SWAP,
+        "the source has {} and {} of equal sizes, the model has one layer of these two, and names do not tell which; "
+        "the first was chosen; check which of them the source's code uses in this layer, and correct a wrong pair with "
+        "--hint OLD=NEW",
+    )
     OUT_OF_ORDER = (
         Topic.OTHER,
         "{} of the source is not used, and in this layer it would be in order with the other layers, while the chosen "

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ..forms.branches import flows_into
 from ..matching.evidence import Kind
-from ..matching.units import Pair, Path, Unit, related, similarity
+from ..matching.units import Pair, Path, Unit, block_of, related, similarity
 from ..questions import Reason
 from ..words import common_start
 from .filling import Filling
@@ -28,6 +28,10 @@ _Asked = tuple[Unit, Reason, tuple[str, ...]]
 
 #: With more pairs than this, each would be compared with too many others.
 _MOST = 1500
+#: So many other pairs of a block have to show where its sources are.
+_FEWEST_BESIDE = 2
+#: A module that holds so many units of the names of another one is its twin.
+_FEWEST_TWINS = 2
 #: Pairs that are out of place in the same way by so many blocks are a way of writing the code, not leftovers.
 _A_HABIT = 2
 
@@ -35,14 +39,17 @@ _A_HABIT = 2
 def doubt_what_is_out_of_place(filling: Filling) -> None:
     """Ask about pairs that fill a hole if the modules around the two units contradict the pair: the blocks around them
     are paired with others (`_in_other_blocks`), their neighbours have their partners in another module
-    (`_in_other_parts`), in other blocks their names are paired with others (`_against_other_blocks`), or the source
-    lists two look-alikes in the opposite order (`_against_their_order`). The questions have no options. They are
-    answered for a pair that both codes show in one place of their graphs (`_in_one_place`).
+    (`_in_other_parts`, `_in_twins`) or in blocks (`_outside_of_blocks`), in other blocks their names are paired with
+    others (`_against_other_blocks`), or the source lists two look-alikes in the opposite order
+    (`_against_their_order`). The questions have no options. They are answered for a pair that both codes show in one
+    place of their graphs (`_in_one_place`).
     """
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     asked = [
         *_in_other_blocks(filling, pairs),
         *_in_other_parts(pairs),
+        *_in_twins(filling, pairs),
+        *_outside_of_blocks(pairs),
         *_against_other_blocks(pairs),
         *_against_their_order(pairs),
     ]
@@ -358,6 +365,51 @@ def _in_other_parts(pairs: Sequence[Pair]) -> Iterator[_Asked]:
         apart = home and other and not s.within(home) and not t.within(other)
         if apart and t.path[-1:] != s.path[-1:] and not related(t, s) and similarity(t, s) == 0:
             yield t, Reason.FROM_ANOTHER_PART, (".".join(home), ".".join(s.path))
+
+
+def _in_twins(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield a question about each pair (T, S) if all other units in the module of T have their partners in one module
+    of the source, and S is in a twin of that module: one that holds units of the same names for two or more of these
+    partners, which have no partner themselves (an average, the other branch of a pair). The question names that module
+    and S.
+    """
+    spare = {unit.path for unit in filling.matching.unpaired(1)}
+    partners: dict[Path, list[Unit]] = defaultdict(list)
+    for t, s in pairs if spare else ():
+        partners[t.path[:-1]].append(s)
+    beside = {module: _Beside(units) for module, units in partners.items()}
+    for t, s in pairs if spare else ():
+        home = beside[t.path[:-1]].shared(s)
+        twin = s.path[: len(home)]
+        others = [unit for unit in partners[t.path[:-1]] if unit is not s]
+        if home and twin != home and sum((*twin, *unit.path[len(home) :]) in spare for unit in others) >= _FEWEST_TWINS:
+            yield t, Reason.FROM_ANOTHER_PART, (".".join(home), ".".join(s.path))
+
+
+def _outside_of_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
+    """Yield a question about each pair (T, S) with T in a block and S in none, if all other pairs of this block, two or
+    more, and the pairs of this name in other blocks, one or more, have their sources in blocks. The question names
+    such a source of another block, and S.
+    """
+    blocks: dict[Path, list[Pair]] = defaultdict(list)
+    named: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if block := block_of(pair[0].path):
+            blocks[block].append(pair)
+            named[_without_numbers(pair[0])].append(pair)
+    outside = {id(t) for t, s in pairs if not block_of(s.path)}
+    for block, held in blocks.items():
+        astray = [(t, s) for t, s in held if id(t) in outside]
+        if len(astray) != 1 or len(held) <= _FEWEST_BESIDE:
+            continue
+        ((t, s),) = astray
+        others = [pair for pair in named[_without_numbers(t)] if block_of(pair[0].path) != block]
+        if others and all(id(other) not in outside for other, _ in others):
+            yield (
+                t,
+                Reason.ANOTHER_IN_OTHER_BLOCKS,
+                (_without_numbers(others[0][1]).replace("{}", "*"), ".".join(s.path)),
+            )
 
 
 class _Beside:

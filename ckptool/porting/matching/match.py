@@ -838,11 +838,21 @@ def kind_of(entry: Entry) -> str:
 def _sorted_by_name(canon: Canon) -> bool:
     """Return whether the keys of CANON were sorted by name, which no model does: there are more than 8, all in
     alphabetical order, or more than 3 keys or modules in an alphabetical order that differs from that with numbers by
-    value (10 before 2).
+    value (10 before 2). Files that were put together of sorted ones count, too: all modules with a weight and a bias,
+    four or more, have the bias first, which torch registers last.
     """
     found = list(canon.signature.entries)
     modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
-    return any(
-        len(names) > 3 and names == sorted(names) and names != sorted(names, key=lambda name: natural(name.split(".")))
-        for names in (found, modules)
-    ) or (len(found) > 8 and found == sorted(found))
+    places = {key: place for place, key in enumerate(found)}
+    layers = [[places.get(f"{module}.{role}") for role in ("bias", "weight")] for module in modules]
+    both = [(bias, weight) for bias, weight in layers if bias is not None and weight is not None]
+    return (
+        any(
+            len(names) > 3
+            and names == sorted(names)
+            and names != sorted(names, key=lambda name: natural(name.split(".")))
+            for names in (found, modules)
+        )
+        or (len(found) > 8 and found == sorted(found))
+        or (len(both) > 3 and all(bias < weight for bias, weight in both))
+    )

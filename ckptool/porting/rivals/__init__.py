@@ -21,8 +21,9 @@ from .belief import Belief
 from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
-from .exchange import rearrange, take_up
+from .exchange import exchange_together, rearrange, take_up
 from .names import by_names, held_so
+from .spare import doubt_beside_spares
 from .swaps import Said, Swaps, places_fall
 
 
@@ -170,6 +171,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         lambda weighing: _count_backwards(weighing.pairs),
     ),
     Rule(
+        "exchanged together",
+        25,
+        "This tensor and others of its block changed places with look-alikes, as their names say.",
+        "Of a convolution and its norm alone, the other one would exclude the exchange.",
+        lambda weighing: exchange_together(weighing.swaps),
+        Strength.LIKELY,
+    ),
+    Rule(
         "settled in other blocks",
         30,
         "In other blocks, whose pairs have no open questions, the layer at this place has its partner at this "
@@ -239,6 +248,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A layer without a partner would fit in place of one of the two layers of this pair.",
         "The name of that layer, or its place in the orders, fits as well or better.",
         lambda weighing: left_over(weighing.matching, weighing.swaps),
+        Strength.OPEN,
+    ),
+    Rule(
+        "spare beside it",
+        135,
+        "A look-alike of its source in the same module of the file has no partner, and would fit as well.",
+        "A file may hold a layer that the model lacks, such as an auxiliary head, and only names tell it apart.",
+        lambda weighing: doubt_beside_spares(weighing.matching),
         Strength.OPEN,
     ),
     Rule(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Unit, block_of, hard_conflict, nearness, similarity, without_digits
+from ..matching.units import Pair, Unit, block_of, by_block, hard_conflict, nearness, similarity, without_digits
 from ..questions import Question, Reason, ask
 from ..words import numbers, shared, telling_words
-from .alike import MOST, by_look
+from .alike import MOST, by_look, look_alikes
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
 from .doubting import doubt_both
@@ -51,6 +52,33 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
     """
     beside = sum(nearness(s, other) for _, other in around)
     return similarity(t, s) + beside / max(len(around), 1)
+
+
+def exchange_together(swaps: Swaps) -> None:
+    """Exchange the sources of several couples of look-alikes of one block at once, such as two convolutions and their
+    norms: of each couple alone, the layers beside it exclude the swap. Names have to exclude each couple as it is, and
+    everything but its swap (`by_names`, without what a rule decided for a whole module, which may rest on the other
+    couple); no pair may be in two such couples. SWAPS is updated if pairs have changed.
+    """
+    pairs = swaps.pairs
+    places = {id(t): at for at, (t, _) in enumerate(pairs)}
+    before = list(pairs)
+    for block in by_block(before).values():
+        couples = {
+            (places[id(one[0])], places[id(other[0])])
+            for one, other in look_alikes(block)
+            if by_names(one, other, settled=False) == "against"
+            and by_names(*crossed(one, other), settled=False) == "sure"
+            and not swaps.contents.fit_only_so(one, other)
+        }
+        several = Counter(at for couple in couples for at in couple)
+        alone = [couple for couple in sorted(couples) if all(several[at] == 1 for at in couple)]
+        for i, j in alone if len(alone) > 1 else ():
+            pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
+            for unit in (pairs[i][0], pairs[j][0]):
+                unit.exchange("exchanged together", Kind.EXCHANGED)
+    if pairs != before:
+        swaps.see_pairs()
 
 
 def rearrange(swaps: Swaps) -> None:

@@ -17,7 +17,7 @@ from ..words import labels, shared, table, telling_words, words_of
 Said = Literal["sure", "for", "against", "nothing"]
 
 
-def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
+def by_names(one: Pair, other: Pair, *, soft: bool = True, settled: bool = True) -> Said:
     """Return what the names show about the pairs ONE and OTHER and their swap: "sure" (only these pairs are possible),
     "for" (they support them), "against" (they support the swap) or "nothing".
 
@@ -32,8 +32,9 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     Args:
         one, other: the two pairs.
         soft: whether 3. counts.
+        settled: whether what a rule decided for a whole module counts (`Unit.settled`).
     """
-    if decided := _decided(one, other):
+    if decided := _decided(one, other, settled=settled):
         return "sure" if decided > 0 else "against"
     (t, s), (t2, s2) = one, other
     said = _lead(soft_words, one, other)
@@ -48,9 +49,9 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     return "for" if said > 0 else "against" if said < 0 else "nothing"
 
 
-def _decided(one: Pair, other: Pair) -> int:
+def _decided(one: Pair, other: Pair, *, settled: bool) -> int:
     """Return more than 0 if strong evidence excludes the swap of ONE and OTHER, less than 0 if it is for the swap, 0 if
-    there is none. The first of these that decides counts:
+    there is none. The first of these that decides counts, the third only if SETTLED:
 
       - both pairs were made by equal names, or they are parts of one tensor (`_parts_of_one`): more than 0;
       - words for tables (`_looked_up`): either;
@@ -64,7 +65,7 @@ def _decided(one: Pair, other: Pair) -> int:
         return 1
     if looked_up := _looked_up(one, other) or _looked_up(other, one):
         return looked_up
-    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
+    if settled and any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return 1
     excluding = _lead(lambda t, s: hard_conflict(t.words, s.words) is not None, one, other)
     return -excluding or _lead(_agreed, one, other)

@@ -1,0 +1,90 @@
+"""Ask about pairs whose source has a look-alike beside it that nothing uses.
+
+A file may hold a layer that the model lacks: an auxiliary head, an adapter, a projection of another stage. If its sizes
+are those of the layer beside it, only names tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ..matching.evidence import Kind
+from ..matching.match import Matching
+from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, series
+from ..questions import Question, Reason
+from .names import own_words, soft_words
+
+#: What related targets have in common -> how often their sources have which name, without numbers.
+_Names = dict[Path, Counter[Path]]
+
+
+def doubt_beside_spares(matching: Matching) -> None:
+    """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same module, or in the same
+    block, has no partner, and would fit as well (`_fits_as_well`). If this one is called like the sources of related
+    targets (`_called_like`), the two change places. Pairs with a doubt, equal names or equal neighbours on both sides
+    are not asked about.
+    """
+    spare: dict[object, list[Unit]] = defaultdict(list)
+    for unit in matching.unpaired(1):
+        spare[unit.colour, block_of(unit.path)].append(unit)
+    names = _names(matching.pairs) if spare else {}
+    for at, (t, s) in enumerate(matching.pairs):
+        if t.told_by(Kind.NAME) or t.told_by(Kind.BETWEEN) or t.doubts:
+            continue
+        found = [u for u in spare[s.colour, block_of(s.path)] if _fits_as_well(t, s, u, names)]
+        if not found:
+            continue
+        best = next((u for u in found if u in matching.free_sources and _called_like(_related(t), u, names)), s)
+        if best is not s:
+            matching.pairs[at] = t, best
+            matching.free_sources[matching.free_sources.index(best)] = s
+            t.exchange("spare beside it", Kind.SERIES)
+        options = tuple(s if u is best else u for u in found)
+        t.ask(Question(Reason.SPARE_BESIDE, (".".join(best.path), ".".join(options[0].path)), options))
+
+
+def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
+    """Return whether SPARE fits the target T as well as its source S: its words do not exclude T, and it alone is
+    called like the sources of equal layers in other blocks (`_called_like`); or it is in the module of S, S is not
+    called like the sources of related targets, and the name of SPARE shares as many words with T that the other one
+    lacks (`own_words`, then `soft_words`), or more.
+    """
+    if hard_conflict(t.words, spare.words) or spare.pieces.keys() != s.pieces.keys():
+        return False
+    elsewhere = (series(t),)
+    if _called_like(elsewhere, spare, names) and not _called_like(elsewhere, s, names, least=2):
+        return True
+    ours = own_words(t, s, spare, spare), soft_words(t, s)
+    theirs = own_words(t, spare, s, s), soft_words(t, spare)
+    kept = theirs == ours and _called_like(_related(t), s, names, least=2)
+    return spare.path[:-1] == s.path[:-1] and theirs >= ours and not kept
+
+
+def _related(t: Unit) -> tuple[Path, Path]:
+    """Return what the target T has in common with related targets: its name without numbers (equal layers of other
+    blocks), and the path of the module around it.
+    """
+    return series(t), t.path[:-1]
+
+
+def _called_like(shared: Sequence[Path], source: Unit, names: _Names, least: int = 1) -> bool:
+    """Return whether LEAST of the pairs whose targets have one of SHARED in common have a source that is called like
+    SOURCE, but for numbers. NAMES is as `_names` returns it.
+    """
+    return any(names[one][series(source)] >= least for one in shared)
+
+
+def _names(pairs: Sequence[Pair]) -> _Names:
+    """Return how often the sources of PAIRS without a doubt have which name, without numbers, by what their targets
+    have in common (`_related`).
+    """
+    found: _Names = defaultdict(Counter)
+    for t, s in pairs:
+        if not t.doubts:
+            for shared in {*_related(t)}:
+                found[shared][series(s)] += 1
+    return found
+
+
+__all__ = ["doubt_beside_spares"]

@@ -1,0 +1,129 @@
+"""Layers that only the file or only the model has, beside layers of equal sizes: what was certain stays right or is
+asked about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sides import found, pairing, signature, wanted
+
+from ckptool.porting.port import port
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def layer(name: str, rows: int, columns: int) -> Shapes:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+def reasons(entry: Any) -> set[str]:
+    return {question.reason.name for question in entry.questions if not question.answer}
+
+
+SOURCE = layer("classifier.0", 64, 32) | layer("classifier.3", 64, 64)
+TARGET = layer("fc6", 64, 32) | layer("fc7", 64, 64) | layer("fc8", 10, 64)
+
+
+def test_a_layer_that_is_called_like_its_neighbours_is_taken_before_one_that_is_not() -> None:
+    source = SOURCE | layer("classifier.extra", 10, 64) | layer("classifier.6", 10, 64)
+    entry = found(port(signature(source), wanted(TARGET, used=TARGET)), "fc8.weight")
+    assert str(entry.expr) == "classifier.6.weight"
+    assert entry.status == "guessed"
+    assert reasons(entry) == {"SPARE_BESIDE"}
+    assert [str(option) for question in entry.questions for option in question.options] == ["classifier.extra.weight"]
+
+
+def test_the_first_layers_of_a_list_are_no_question() -> None:
+    source = SOURCE | layer("classifier.6", 10, 64) | layer("classifier.9", 10, 64)
+    assert found(port(signature(source), wanted(TARGET, used=TARGET)), "fc8.weight").status == "mapped"
+
+
+def test_a_look_alike_in_the_module_that_no_name_tells_apart_is_a_question() -> None:
+    source = SOURCE | layer("classifier.red", 10, 64) | layer("classifier.blue", 10, 64)
+    assert found(port(signature(source), wanted(TARGET, used=TARGET)), "fc8.weight").status == "guessed"
+
+
+def test_the_layer_that_other_blocks_use_is_taken() -> None:
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(3):
+        source |= layer(f"h.{n}.mix.q", 8, 8) | (layer(f"h.{n}.mix.extra", 8, 8) if n == 1 else {})
+        source |= layer(f"h.{n}.after.dense", 8, 8) | layer(f"h.{n}.wide", 32, 8)
+        target |= (
+            layer(f"layers.{n}.mix.q", 8, 8) | layer(f"layers.{n}.mix.close", 8, 8) | layer(f"layers.{n}.fc", 32, 8)
+        )
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {pairing(mapping)[f"layers.{n}.mix.close.weight"] for n in range(3)} == {
+        f"h.{n}.after.dense.weight" for n in range(3)
+    }
+
+
+def stage(head: str, names: tuple[str, ...]) -> Shapes:
+    made: Shapes = {}
+    for name in names:
+        made |= {f"{head}.{name}.weight": (8,) if "bn" in name else (8, 8, 3, 3)}
+        if "bn" in name:
+            made |= {f"{head}.{name}.{role}": (8,) for role in ("bias", "running_mean", "running_var")}
+    return made
+
+
+def test_branches_and_their_norms_change_places_together() -> None:
+    """The model has a layer more at its beginning, and runs the other branch first."""
+    theirs = ("high_conv", "high_bn", "low_conv", "low_bn", "fuse_conv", "fuse_bn")
+    own = ("bn_fuse", "bn_lowres", "bn_highres", "lowres", "fuse", "highres")
+    source = stage("stage1", theirs) | stage("stage2", theirs) | layer("head", 4, 8)
+    target = layer("fc", 4, 8) | stage("stages.0", own) | stage("stages.1", own) | {"conv_in.weight": (8, 3, 3, 3)}
+    runs = ("lowres", "bn_lowres", "highres", "bn_highres", "fuse", "bn_fuse")
+    used = [
+        "conv_in.weight",
+        *(key for n in (0, 1) for name in runs for key in target if key.startswith(f"stages.{n}.{name}.")),
+        "fc.weight",
+        "fc.bias",
+    ]
+    mapping = port(signature(source), wanted(target, used=used))
+    for n in (0, 1):
+        for name in ("lowres", "highres"):
+            assert pairing(mapping)[f"stages.{n}.{name}.weight"] == f"stage{n + 1}.{name[:-3]}_conv.weight"
+            assert pairing(mapping)[f"stages.{n}.bn_{name}.weight"] == f"stage{n + 1}.{name[:-3]}_bn.weight"
+
+
+def branch(name: str, left_out: str = "") -> Shapes:
+    made = {f"{name}.conv1.weight": (8, 3, 3, 3), f"{name}.conv2.weight": (16, 8, 3, 3), f"{name}.fc.weight": (4, 16)}
+    return {key: shape for key, shape in made.items() if key != f"{name}.{left_out}.weight"}
+
+
+@pytest.mark.parametrize("lost", ["conv1", "conv2", "fc"])
+def test_a_layer_is_not_taken_from_the_twin_of_its_module_in_silence(lost: str) -> None:
+    source = branch("online_encoder", lost) | branch("target_encoder")
+    entry = found(port(signature(source), wanted(branch("online_encoder"))), f"online_encoder.{lost}.weight")
+    assert entry.status != "mapped"
+
+
+def test_a_norm_outside_of_all_blocks_is_no_norm_of_a_block_in_silence() -> None:
+    source: Shapes = {"transformer.norm.weight": (8,)}
+    target: Shapes = {}
+    for n in range(2):
+        source |= layer(f"transformer.layers.{n}.0.qkv", 24, 8) | layer(f"transformer.layers.{n}.0.out", 8, 8)
+        target |= layer(f"layers.{n}.att.qkv", 24, 8) | layer(f"layers.{n}.att.out", 8, 8)
+        target |= {f"layers.{n}.norm.weight": (8,)}
+    source |= {"transformer.layers.1.1.norm.weight": (8,)}
+    entry = found(port(signature(source), wanted(target, used=target)), "layers.0.norm.weight")
+    assert entry.status != "mapped"
+
+
+def test_keys_that_are_sorted_in_each_part_have_no_order() -> None:
+    """A file of two sorted ones: `final_norm` is before `norm` by name only."""
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(2):
+        for name, size in (("attention.q", (8, 8)), ("final_layer_norm", (8,)), ("layer_norm", (8,)), ("up", (32, 8))):
+            source |= {f"encoder.{n}.{name}.bias": size[:1], f"encoder.{n}.{name}.weight": size}
+        target |= layer(f"blocks.{n}.attn.q", 8, 8) | {f"blocks.{n}.norm1.{role}": (8,) for role in ("weight", "bias")}
+        target |= layer(f"blocks.{n}.fc1", 32, 8) | {f"blocks.{n}.norm2.{role}": (8,) for role in ("weight", "bias")}
+    head = {"classifier.bias": (4,), "classifier.weight": (4, 8)}
+    mapping = port(signature(source | head), wanted(target | layer("head", 4, 8), used=target | layer("head", 4, 8)))
+    assert {pairing(mapping)[f"blocks.{n}.norm2.weight"] for n in (0, 1)} == {
+        f"encoder.{n}.final_layer_norm.weight" for n in (0, 1)
+    }
