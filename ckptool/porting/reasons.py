@@ -360,6 +360,12 @@ class Reason(Enum):
         "in torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they "
         "compute x @ W.T or x @ W: if both do the same, copy the matrices, and if not, transpose them",
     )
+    MEMBERS_ALONG = (
+        Topic.LAYOUT,
+        "several dimensions of this stack have the size {}, and the file does not show which of them counts the "
+        "layers; the expression shows what was chosen; check in the code of the side that stacks them along which "
+        "dimension it takes one layer: if it is another one, take the alternative for it",
+    )
     SQUARE_KERNEL = (
         Topic.TURNED,
         "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
