@@ -649,3 +649,10 @@ def test_a_table_is_no_vector_of_as_many_elements() -> None:
     body = {"embed.weight": (100, 64), "block.fc.weight": (64, 64), "head.weight": (5, 64)}
     mapping = port(signature({"memory_tokens": (4, 16), **body}), wanted({"gamma": (64,), **body}))
     assert found(mapping, "gamma").expr is None
+
+
+def test_a_tensor_beside_a_numbered_module_keeps_its_name() -> None:
+    from ckptool.porting.forms.roles import numbered
+
+    paths = [("net", "norm"), ("net", "norm_1", "kernel"), ("net", "conv", "kernel"), ("net", "conv_1", "kernel")]
+    assert numbered(paths) == [*paths[:2], ("net", "conv_0", "kernel"), paths[3]]
