@@ -884,15 +884,15 @@ class Reason(Enum):
     )
     PART_OF = (
         Topic.OTHER,
-        "the model has several layers where the source has one layer, {}, which was split in the order in which the "
-        "model registers them; check the order where the source's code splits the output of that layer: if it is the "
-        "opposite one, take the alternative below",
+        "the model has several layers where the source has one layer, {}, and its {} were divided in the order in "
+        "which the model registers these layers; check in both codes in which order these parts are used: if the one "
+        "is the opposite of the other, take the alternative below",
     )
     JOINED_LAYERS = (
         Topic.OTHER,
-        "the model has one layer, {}, where the source has several, which were concatenated in the order in which the "
-        "file lists them; check the order where the source's code concatenates their outputs: if it is the opposite "
-        "one, take the alternative below",
+        "the model has one layer, {}, where the source has several, and their {} were concatenated in the order in "
+        "which the file lists these layers; check in both codes in which order these parts are used: if the one is the "
+        "opposite of the other, take the alternative below",
     )
     NO_SEGMENTS = (
         Topic.OTHER,

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted, worked_out
 
+from ckptool.porting.forms.canonical import canonical
+from ckptool.porting.holes.left_over import parts
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -60,6 +63,24 @@ def test_two_tables_side_by_side_are_cut_along_their_columns() -> None:
     made = worked_out(source, target | {"b.inner.one.weight": (5, 4), "b.inner.two.weight": (5, 4)})
     np.testing.assert_array_equal(made["b.inner.two.weight"].values, source["a.inner.both.weight"][:, 4:])
     assert made["b.inner.two.weight"].status == "guessed"
+
+
+@pytest.mark.parametrize(
+    ("whole", "held", "name"), [((9, 7), [(4, 7), (5, 7)], "rows"), ((5, 9), [(5, 4), (5, 5)], "columns")]
+)
+def test_a_question_about_parts_of_a_layer_says_whether_they_are_rows_or_columns(
+    whole: tuple[int, ...], held: list[tuple[int, ...]], name: str
+) -> None:
+    (one, other), (near, *several) = (
+        units_of(canonical(signature(shapes), wanted(shapes))[0])
+        for shapes in (
+            {"a.norm.weight": (6,), "a.both.weight": whole},
+            {"b.norm.weight": (6,), "b.one.weight": held[0], "b.two.weight": held[1]},
+        )
+    )
+    made = [*parts([(near, one)], several, [other]), *parts([(one, near)], [other], several)]
+    assert len(made) == 3
+    assert all(f" {name} were " in str(proposal.question) for proposal in made)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
