@@ -173,3 +173,15 @@ def test_a_block_more_in_the_model_is_no_copy_of_one_that_another_block_has() ->
     blocks = {f"h.{n}.fc.weight": (8, 8) for n in range(2)}
     mapping = port(signature(blocks | {"head.weight": (3, 8)}), wanted({f"l.{n}.up.weight": (8, 8) for n in range(4)}))
     assert len(set(pairing(mapping).values())) == len(pairing(mapping))
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_key_that_is_tied_to_one_without_a_source_says_why_it_has_none_either(has: bool) -> None:
+    layer = {"fc.weight": (3, 4), "fc.bias": (3,)}
+    model = wanted({"embed.weight": (10, 4), **layer, "head.weight": (10, 4)})
+    tied = replace(model.entries["head.weight"], tied="embed.weight")
+    target = replace(model, entries={**model.entries, "head.weight": tied})
+    entry = found(port(signature(layer | ({"head.weight": (12, 5)} if has else {})), target), "head.weight")
+    assert entry.status == "unmapped"
+    (doubt,) = entry.doubts
+    assert doubt.startswith("in its place the source has head.weight with sizes [12, 5]" if has else "no tensor of")
