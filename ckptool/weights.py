@@ -58,26 +58,26 @@ def is_training_state(key: Any) -> bool:
     """Whether an envelope key is one of optimizers, schedulers, scalers or random number generators."""
     if not isinstance(key, str) or "." in key:
         return False
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
-    return key.lower() in _TRAINING_STATE or any(word.lower() in _TRAINING_WORDS for word in words)
+    return key.lower() in _TRAINING_STATE or not _TRAINING_WORDS.isdisjoint(words_in(key))
 
 
 def named_as_average(key: str) -> str | None:
     """What a key names an average of, in small letters with "_" between the words: "model" for `ema_model`, "" for
     `ema`. None if it names no average.
     """
-    words = _words(key)
+    words = words_in(key)
     left = [word for word in words if word not in _AVERAGED]
     return "_".join(left) if len(left) < len(words) else None
 
 
-def _words(key: str) -> list[str]:
+def words_in(key: str) -> list[str]:
+    """The words and numbers of a key, in small letters: "lr", "scheduler" and "2" of `LRScheduler_2`."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", key)]
 
 
 def name_of(key: str) -> str:
     """A key in the form in which `named_as_average` says what something is an average of: "net_g" for `netG`."""
-    return "_".join(_words(key))
+    return "_".join(words_in(key))
 
 
 def _is_like(average: Any, other: Any) -> bool:

@@ -242,6 +242,11 @@ def test_training_state_and_settings_are_never_taken_for_weights(case):
         ckpt.state_dict()
 
 
+@pytest.mark.parametrize("key", ["LRScheduler", "GANOptimizer_2", "optimizerG", "d_optim", "cuda_rng_state"])
+def test_a_word_of_training_state_is_found_behind_capitals_too(key):
+    assert is_training_state(key)
+
+
 @pytest.mark.parametrize("envelope", sorted(ENVELOPES - PARTS))
 def test_every_usual_envelope_is_preferred_to_unusual_names(envelope):
     assert paths({"a_thing": weights(), envelope: weights()}) == [envelope]

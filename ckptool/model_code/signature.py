@@ -102,7 +102,6 @@ class Bypass(NamedTuple):
         parts: how many there are.
         place: which of them goes past these layers, counted from 0.
         dim: the dimension of the weight that holds these channels: 0 where it makes them, 1 where it takes them.
-        in_place: whether the parts are joined in the order in which they were cut.
         layer: the key of the weight whose output is cut.
         joined: the orders in which layers take the parts: each part as its place, and one that was changed N times, by
             layers or sums, as its place behind N times all parts (0, 1, 3 for the first of two parts, the second, and
@@ -112,9 +111,14 @@ class Bypass(NamedTuple):
     parts: int
     place: int
     dim: int
-    in_place: bool
     layer: str
     joined: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def in_place(self) -> bool:
+        """Return whether all layers take each part once, changed or not, in the order in which they were cut."""
+        orders = [[one % self.parts for one in order] for order in self.joined]
+        return bool(orders) and all(order == [*range(self.parts)] for order in orders)
 
 
 class Neighbours(NamedTuple):

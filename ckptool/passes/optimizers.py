@@ -14,7 +14,6 @@ one way to do it (`name_parameters`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,7 @@ from ..keys.known_buffers import holds
 from ..records import record
 from ..tensor import LazyTensor
 from ..tree import Dict, List, Mapped, Paths, holds_tensors_alone, is_mapping, rebuild, walk, with_entries
-from ..weights import named_as_average
+from ..weights import named_as_average, words_in
 
 #: What torch adds to a group for its own use, in a list for each group of the optimizer.
 _OF_GROUPS = frozenset("base_lrs _last_lr lr_lambdas min_lrs max_lrs initial_lrs".split())
@@ -211,10 +210,9 @@ def _belongs(one: Optimizer, weights: StateDict, sets: Sequence[StateDict]) -> b
 
 def _subject(path: str) -> str:
     """What a path speaks of beside states and optimizers: "g" of `optimizer_G`, of `netG` and of `G_state_dict`."""
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", path)
-    plain = (word.lower() for word in words)
+    words = (word for word in words_in(path) if not word.isdecimal())
     idle = "state dict optim optims optimizer optimizers opt net model weights".split()
-    return " ".join({"generator": "g", "discriminator": "d"}.get(word, word) for word in plain if word not in idle)
+    return " ".join({"generator": "g", "discriminator": "d"}.get(word, word) for word in words if word not in idle)
 
 
 def _moved(one: Optimizer, moved: Mapping[str, str | None]) -> tuple[dict[int, Any], list[int]]:

@@ -311,7 +311,7 @@ class _Entries:
         """Return the entry for KEY, a key of the target, by the first of these cases that fits:
 
         - KEY is tied to another key, and has no expression over holes of its own (`assembly`): the entry of that key.
-          But if that is unmapped and the source has KEY, KEY is unmapped without a question.
+          But if that is unmapped, and the source has KEY in other sizes, this is why KEY is unmapped.
         - KEY is a counter: the entry that `_counter` makes.
         - A hole of KEY is empty: a buffer that the model may compute (`_is_constant`) keeps the model's own value
           (`default`), but is unmapped with the question COMPUTED_OR_READ if an unused tensor of the source could fill
@@ -323,9 +323,10 @@ class _Entries:
         blank = Entry(key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
         if wanted.tied is not None and key not in self._target.assembly:
             first = self._entry(wanted.tied)
-            if first.status != "unmapped" or key not in self._source.signature.entries:
-                return replace(first, target=key, evidence=f"tied to {wanted.tied}")
-            return blank
+            have = self._shapes.get(key, wanted.shape)
+            if first.status == "unmapped" and have != wanted.shape:
+                return blank.asking(ask(Reason.OTHER_SIZES, key, str(list(have))))
+            return replace(first, target=key, evidence=f"tied to {wanted.tied}")
         if key in self._target.counters:
             return self._counter(blank)
         assembly = self._target.assembly[key]

@@ -366,6 +366,12 @@ class Reason(Enum):
         "in torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they "
         "compute x @ W.T or x @ W: if both do the same, copy the matrices, and if not, transpose them",
     )
+    MEMBERS_ALONG = (
+        Topic.LAYOUT,
+        "several dimensions of this stack have the size {}, and the file does not show which of them counts the "
+        "layers; the expression shows what was chosen; check in the code of the side that stacks them along which "
+        "dimension it takes one layer: if it is another one, take the alternative for it",
+    )
     SQUARE_KERNEL = (
         Topic.TURNED,
         "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
@@ -884,15 +890,15 @@ class Reason(Enum):
     )
     PART_OF = (
         Topic.OTHER,
-        "the model has several layers where the source has one layer, {}, which was split in the order in which the "
-        "model registers them; check the order where the source's code splits the output of that layer: if it is the "
-        "opposite one, take the alternative below",
+        "the model has several layers where the source has one layer, {}, and its {} were divided in the order in "
+        "which the model registers these layers; check in both codes in which order these parts are used: if the one "
+        "is the opposite of the other, take the alternative below",
     )
     JOINED_LAYERS = (
         Topic.OTHER,
-        "the model has one layer, {}, where the source has several, which were concatenated in the order in which the "
-        "file lists them; check the order where the source's code concatenates their outputs: if it is the opposite "
-        "one, take the alternative below",
+        "the model has one layer, {}, where the source has several, and their {} were concatenated in the order in "
+        "which the file lists these layers; check in both codes in which order these parts are used: if the one is the "
+        "opposite of the other, take the alternative below",
     )
     NO_SEGMENTS = (
         Topic.OTHER,

@@ -1,14 +1,16 @@
 """Cells stay what the units in them say, and cost what changes in them."""
 
 from collections import defaultdict
+from itertools import permutations
 
+import pytest
 from effort import calls
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptool.porting.matching.cells import Cells
 from ckptool.porting.matching.evidence import Evidence, Kind
-from ckptool.porting.matching.units import Unit
+from ckptool.porting.matching.units import Unit, around
 
 NAMED = Evidence(Kind.NAME)
 
@@ -56,3 +58,19 @@ def test_a_split_costs_nothing_for_what_is_decided():
 
     cost(10)  # what is noted once
     assert cost(1000) <= cost(10) + 8
+
+
+@pytest.mark.parametrize(
+    ("paths", "module"),
+    [
+        (["h.0.q", "h.0.k"], "h.0"),
+        (["h.0.q"], "h.0"),
+        (["h.0.q.norm", "h.0.q"], "h.0"),
+        (["h.0.q.norm", "h.0"], "h"),
+        (["h.0.q", ""], ""),
+    ],
+)
+def test_the_module_around_units_is_the_same_in_whatever_order_they_come(paths: list[str], module: str) -> None:
+    held = [tuple(path.split(".")) if path else () for path in paths]
+    expected = tuple(module.split(".")) if module else ()
+    assert {around(order) for order in permutations(held)} == {expected}

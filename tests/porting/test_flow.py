@@ -133,6 +133,13 @@ def test_a_bias_that_is_added_later_is_found_behind_a_use_that_the_file_lacks() 
     assert held.after(held.uses[0]) == {held.uses[1].index}
 
 
+def test_a_flow_over_other_keys_tells_channels_apart_as_before() -> None:
+    flow = follow(BiasesLater(), [torch.randn(2, 3)])
+    assert flow is not None
+    flow.tell_apart_by(0.25, 0.5)
+    assert flow.renamed({key: ex.of(f"new.{key}") for key in ("one", "two", "b")}).apart == (0.25, 0.5)
+
+
 PRODUCTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "addmm": lambda x, w, b: torch.addmm(b, x, w.t()),
     "addmm, weight first": lambda x, w, b: torch.addmm(b[:, None], w, x.t()),

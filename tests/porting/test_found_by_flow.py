@@ -502,9 +502,9 @@ def test_gates_of_which_one_matrix_lacks_some_change_their_order_together() -> N
 
 def test_rows_that_are_certain_stay_where_others_may_alternate_by_head() -> None:
     parts = [ex.cat(0, ex.of(f"{name}.a"), ex.of(f"{name}.b")) for name in ("sure", "open")]
-    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, "a")
+    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, "a", "rows")
     entries = {"sure": Entry("sure", (24, 4), parts[0]), "open": Entry("open", (32, 4), parts[1], questions=(asked,))}
-    found = [new for label, new in changes(entries) if label == "parts that alternate by 4 heads"]
+    found = [new for label, new in changes(entries, {}) if label == "parts that alternate by 4 heads"]
     assert found == [{"open": ex.by_heads(4, *parts[1].args)}]
 
 
@@ -513,8 +513,17 @@ def test_some_rows_of_a_table_do_not_keep_parts_from_being_cut_by_heads() -> Non
     parts |= {name: ex.part(ex.of("gate_up"), 0, 6 * n, 6 * n + 6) for n, name in enumerate(("gate", "up"))}
     parts["places"] = ex.part(ex.of("table"), 0, 0, 7)
     entries = {name: Entry(name, (x.params[2] - x.params[1], 4), x) for name, x in parts.items()}
-    found = [new for label, new in changes(entries) if label == "parts that alternate by 2 heads"]
+    shapes = {"qkv": (24, 4), "gate_up": (12, 4), "table": (9, 4)}
+    found = [new for label, new in changes(entries, shapes) if label == "parts that alternate by 2 heads"]
     assert found == [
         {name: ex.of_heads(ex.of("qkv"), 2, 3, n) for n, name in enumerate("qkv")},
         {name: ex.of_heads(ex.of("gate_up"), 2, 2, n) for n, name in enumerate(("gate", "up"))},
     ]
+
+
+@pytest.mark.parametrize("rows", [16, 24])
+def test_two_blocks_of_a_tensor_with_more_rows_are_not_its_parts(rows: int) -> None:
+    parts = {name: ex.part(ex.of("fused"), 0, 8 * n, 8 * n + 8) for n, name in enumerate(("one", "other"))}
+    entries = {name: Entry(name, (8, 4), x) for name, x in parts.items()}
+    labels = {label for label, _ in changes(entries, {"fused": (rows, 4)})}
+    assert ("parts that alternate by 2 heads" in labels) == (rows == 16)

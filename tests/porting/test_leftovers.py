@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted, worked_out
 
+from ckptool.porting.forms.canonical import canonical
+from ckptool.porting.holes.left_over import parts
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -60,6 +63,24 @@ def test_two_tables_side_by_side_are_cut_along_their_columns() -> None:
     made = worked_out(source, target | {"b.inner.one.weight": (5, 4), "b.inner.two.weight": (5, 4)})
     np.testing.assert_array_equal(made["b.inner.two.weight"].values, source["a.inner.both.weight"][:, 4:])
     assert made["b.inner.two.weight"].status == "guessed"
+
+
+@pytest.mark.parametrize(
+    ("whole", "held", "name"), [((9, 7), [(4, 7), (5, 7)], "rows"), ((5, 9), [(5, 4), (5, 5)], "columns")]
+)
+def test_a_question_about_parts_of_a_layer_says_whether_they_are_rows_or_columns(
+    whole: tuple[int, ...], held: list[tuple[int, ...]], name: str
+) -> None:
+    (one, other), (near, *several) = (
+        units_of(canonical(signature(shapes), wanted(shapes))[0])
+        for shapes in (
+            {"a.norm.weight": (6,), "a.both.weight": whole},
+            {"b.norm.weight": (6,), "b.one.weight": held[0], "b.two.weight": held[1]},
+        )
+    )
+    made = [*parts([(near, one)], several, [other]), *parts([(one, near)], [other], several)]
+    assert len(made) == 3
+    assert all(f" {name} were " in str(proposal.question) for proposal in made)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -152,3 +173,15 @@ def test_a_block_more_in_the_model_is_no_copy_of_one_that_another_block_has() ->
     blocks = {f"h.{n}.fc.weight": (8, 8) for n in range(2)}
     mapping = port(signature(blocks | {"head.weight": (3, 8)}), wanted({f"l.{n}.up.weight": (8, 8) for n in range(4)}))
     assert len(set(pairing(mapping).values())) == len(pairing(mapping))
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_key_that_is_tied_to_one_without_a_source_says_why_it_has_none_either(has: bool) -> None:
+    layer = {"fc.weight": (3, 4), "fc.bias": (3,)}
+    model = wanted({"embed.weight": (10, 4), **layer, "head.weight": (10, 4)})
+    tied = replace(model.entries["head.weight"], tied="embed.weight")
+    target = replace(model, entries={**model.entries, "head.weight": tied})
+    entry = found(port(signature(layer | ({"head.weight": (12, 5)} if has else {})), target), "head.weight")
+    assert entry.status == "unmapped"
+    (doubt,) = entry.doubts
+    assert doubt.startswith("in its place the source has head.weight with sizes [12, 5]" if has else "no tensor of")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import found, pairing, signature, wanted, worked_out
+from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
 from ckptool.model_code.signature import Facts
+from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 
 # -- heads in a dimension of their own
@@ -159,6 +161,74 @@ def test_experts_of_square_matrices_along_the_last_dimension_are_not_taken_in_on
         {f"experts.{n}.fc.{leaf}": shape for n in range(5) for leaf, shape in (("weight", (7, 7)), ("bias", (7,)))}
     )
     assert not [key for key in pairing(port(source, target)) if key.endswith("weight")]
+
+
+#: Sizes of a stack, and those of one of the five layers it holds.
+SEVERAL_WAYS = [
+    ((7, 5, 5), (7, 5)),
+    ((7, 5, 5), (5, 7)),
+    ((5, 5, 7), (5, 7)),
+    ((5, 5, 7), (7, 5)),
+    ((5, 7, 5), (7, 5)),
+    ((5, 7, 5), (5, 7)),
+    ((5, 5, 5), (5, 5)),
+]
+
+
+@pytest.mark.parametrize(("stack", "layer"), SEVERAL_WAYS)
+def test_a_stack_of_which_two_dimensions_may_count_its_layers_is_a_question(
+    stack: tuple[int, ...], layer: tuple[int, ...]
+) -> None:
+    layers = {f"experts.{n}.w.weight": layer for n in range(5)} | {"head.weight": (3, 11)}
+    whole = {"experts.w": stack, "head.weight": (3, 11)}
+    assert found(port(signature(layers), wanted(whole)), "experts.w").status == "guessed"
+    values = {key: np.arange(np.prod(size)).reshape(size) for key, size in whole.items()}
+    made = worked_out(values, layers)
+    orders = [dims for dims in permutations(range(3)) if tuple(stack[d] for d in dims) == (5, *layer)]
+    for n in range(5):
+        one = made[f"experts.{n}.w.weight"]
+        assert one.status == "guessed"
+        tensors = {key: lazy_tensor(value) for key, value in values.items()}
+        offered = [one.values, *(lazy(option, tensors).numpy() for option in one.entry.rivals)]
+        expected = [values["experts.w"].transpose(dims)[n] for dims in orders]
+        assert sorted(x.tobytes() for x in offered) == sorted(x.tobytes() for x in expected)
+
+
+@pytest.mark.parametrize(
+    ("beside", "layer", "turned"),
+    [
+        ({"experts.b1": (5, 7)}, {"w1.bias": (7,)}, False),
+        ({"experts.w3": (5, 8, 6)}, {"w3.weight": (8, 6)}, False),
+        ({"experts.w3": (5, 8, 6)}, {"w3.weight": (8, 6)}, True),
+    ],
+)
+def test_other_stacks_of_its_module_show_which_dimension_of_a_stack_counts_its_layers(
+    beside: dict[str, tuple[int, ...]], layer: dict[str, tuple[int, ...]], turned: bool
+) -> None:
+    whole = {"experts.w1": (5, 7, 5), "experts.w2": (5, 5, 7), **beside}
+    one = {"w1.weight": (7, 5), "w2.weight": (5, 7), **layer}
+    layers = {f"experts.{n}.{leaf}": size for n in range(5) for leaf, size in one.items()}
+    source, target = (layers, whole) if turned else (whole, layers)
+    mapping = port(signature(source), wanted(target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_scales_and_shifts_of_as_many_norms_as_they_have_numbers_are_a_question() -> None:
+    source = {"norm.weight": (4, 4), "norm.bias": (4, 4), "head.weight": (3, 11)}
+    target = {f"norms.{n}.{leaf}": (4,) for n in range(4) for leaf in ("weight", "bias")} | {"head.weight": (3, 11)}
+    entry = found(port(signature(source), wanted(target)), "norms.1.bias")
+    assert [entry.status, *map(str, (entry.expr, *entry.rivals))] == [
+        "guessed",
+        "select(norm.bias, 0, 1)",
+        "select(permute(norm.bias, 1, 0), 0, 1)",
+    ]
+
+
+def test_kernels_with_their_experts_last_that_fit_in_both_orders_are_a_question() -> None:
+    source = {"experts.one": (7, 4, 5), "experts.other": (4, 7, 5), "head.weight": (3, 11)}
+    layers = {f"experts.{n}.{leaf}.weight": size for n in range(5) for leaf, size in {"a": (4, 7), "b": (7, 4)}.items()}
+    mapping = port(signature(source), wanted(layers | {"head.weight": (3, 11)}))
+    assert {found(mapping, key).status for key in layers} == {"guessed"}
 
 
 def test_tables_of_a_target_language_are_no_target_networks() -> None:

@@ -649,3 +649,24 @@ def test_a_table_is_no_vector_of_as_many_elements() -> None:
     body = {"embed.weight": (100, 64), "block.fc.weight": (64, 64), "head.weight": (5, 64)}
     mapping = port(signature({"memory_tokens": (4, 16), **body}), wanted({"gamma": (64,), **body}))
     assert found(mapping, "gamma").expr is None
+
+
+def test_a_tensor_beside_a_numbered_module_keeps_its_name() -> None:
+    from ckptool.porting.forms.roles import numbered
+
+    paths = [("net", "norm"), ("net", "norm_1", "kernel"), ("net", "conv", "kernel"), ("net", "conv_1", "kernel")]
+    assert numbered(paths) == [*paths[:2], ("net", "conv_0", "kernel"), paths[3]]
+
+
+@pytest.mark.parametrize("word", ["scale", "shift"])
+@pytest.mark.parametrize("name", ["mix", "whole"])
+def test_layers_that_are_called_scale_or_shift_keep_their_biases_when_they_are_joined(word: str, name: str) -> None:
+    leaves = {"weight": (6, 4), "bias": (6,)}
+    several = {f"m.{part}_{word}.{leaf}": size for part in "qkv" for leaf, size in leaves.items()}
+    one = {f"m.{name}.{leaf}": (18, *size[1:]) for leaf, size in leaves.items()}
+    out = {"m.out.weight": (9, 5)}
+    made = pairing(port(signature(several | out), wanted(one | out)))
+    for leaf in leaves:
+        assert made[f"m.{name}.{leaf}"] == f"cat(0, {', '.join(f'm.{part}_{word}.{leaf}' for part in 'qkv')})"
+    back = pairing(port(signature(one | out), wanted(several | out)))
+    assert back[f"m.k_{word}.bias"] == f"slice(m.{name}.bias, 0, 6, 12)"

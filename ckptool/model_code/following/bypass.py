@@ -125,10 +125,9 @@ class Bypasses:
 
         A layer's output that was cut into equal parts counts if just one part goes past all layers, and a layer takes
         the parts after they were joined. Outputs that were cut twice are left out. The layer that is cut and parameters
-        behind it (norms) get a `Bypass` of dimension 0; the layers that take the joined parts, one of dimension 1.
-        `in_place` is true if all these layers take each part once, in order. If `a` is cut into four parts, of which
-        the last goes past, and `b` takes all four in order: `a.weight` -> Bypass(4, 3, 0, True, "a.weight"), `b.weight`
-        -> the same with dimension 1, each in a tuple.
+        behind it (norms) get a `Bypass` of dimension 0; the layers that take the joined parts, one of dimension 1. If
+        `a` is cut into two parts, of which the last goes past, and `b` takes both in order: `a.weight` -> Bypass(2, 1,
+        0, "a.weight", ((2, 1),)), `b.weight` -> the same with dimension 1, each in a tuple.
         """
         made: dict[str, tuple[Bypass, ...]] = {}
         for key, count in self._count.items():
@@ -137,10 +136,9 @@ class Bypasses:
             if len(past) != 1 or not takers or count < 2:
                 continue
             (place,) = past
-            in_place = all([one.place for one in held] == [*range(count)] for _, held in takers)
             joined = {tuple(one.place + count * one.changed for one in held) for _, held in takers}
             told = all(len(set(order)) == len(order) for order in joined)  # else several changes of one part
-            gives = Bypass(count, place, 0, in_place, key, tuple(sorted(joined)) if told else ())
+            gives = Bypass(count, place, 0, key, tuple(sorted(joined)) if told else ())
             for name in dict.fromkeys((key, *self._on_the_way.get(key, ()))):
                 made[name] = (*made.get(name, ()), gives)
             for name in dict.fromkeys(name for name, _ in takers):

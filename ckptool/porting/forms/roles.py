@@ -52,8 +52,8 @@ def _is_table(path: Sequence[str]) -> bool:
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return PATHS, in their order, with the number that frameworks omit for the first layer: a module `conv` beside a
     module `conv_1` becomes `conv_0`, unless there is a module `conv_0` beside them, too. A path has the names of the
-    scopes (modules) around a tensor and, last, that of the tensor. Names of tensors do not count as such a `conv_1` or
-    `conv_0`.
+    scopes (modules) around a tensor and, last, that of the tensor. Names of tensors stay as they are, and do not count
+    as such a `conv_1` or `conv_0`.
     """
     paths = list(paths)
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -64,7 +64,10 @@ def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     def first(component: str, others: set[str]) -> bool:
         return f"{component}_1" in others and f"{component}_0" not in others
 
-    return [tuple(f"{c}_0" if first(c, beside[path[:at]]) else c for at, c in enumerate(path)) for path in paths]
+    return [
+        (*(f"{c}_0" if first(c, beside[path[:at]]) else c for at, c in enumerate(path[:-1])), *path[-1:])
+        for path in paths
+    ]
 
 
 _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import permutations
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..questions import Reason
+from ..questions import Question, Reason
 from ..words import cut, label, table, telling_words
 from .fusing.projections import fused_kind
 from .layouts import turn
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Name, Piece, squeezed
 
 _Path = tuple[str, ...]
 
@@ -40,32 +41,37 @@ def unstack(one: Canon, other: Canon) -> None:
     layers of a list are split (`_unstack_vectors`), and flat matrices of experts are reshaped to stacks (`_stand_up`).
     The fitting stacks of a module are split together, if one of them has three
     dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Stacks of
-    matrices with inputs first are transposed (`_laid_out`, which may also ask a question).
+    matrices with inputs first are transposed (`_laid_out`). Where sizes fit in several ways, a stack gets a question
+    (`_doubt_dimension`, `_laid_out`).
     """
     lists, stacks = numbered_lists(other), _other_stacks(one, other)
     for n, shapes in stacks.items():
         lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
-    _members_first(one, other, lists)
+    moved = _members_first(one, other, lists)
     _unstack_vectors(one, other)
     _stand_up(one, other)
     groups, norms = _by_own_path(_stacks(one, other, lists, stacks), lists_of(other))
     called = _called(other)
     votes = {group: _turned(members, lists[group[1]], called) for group, members in groups.items()}
     everywhere: Counter[bool] = sum(votes.values(), Counter())
+    held = {group: _fitting(members, lists[group[1]]) for group, members in groups.items()}
+    known = {group: _known_dimensions(fitting, moved) for group, fitting in held.items()}
     for (path, n), members in groups.items():
-        fitting = _fitting(members, lists[n])
+        shown = known[path, n] or set().union(*known.values())
+        fitting = [_doubt_dimension(one, p, moved, shown) for p in held[path, n]]
         is_norm = path in norms and len(fitting) == len(members)
         if is_norm or any(len(p.shape) > 2 for p in fitting):
             _unstack_group(one, path, fitting, lists[n], votes[path, n] or everywhere)
 
 
-def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) -> None:
+def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) -> set[Name]:
     """Move the last dimension of each stack of ONE to the front that holds its members along the last: a kernel
     [in, out, n], as mixtures of experts have it in Keras, if OTHER has a list of n members with matrices [in, out], in
     either order, and no list of as many members as the first dimension is long. Biases [out, n] in the module of such
-    a kernel go with it. LISTS has number of members -> sizes of tensors in lists of OTHER.
+    a kernel go with it. LISTS has number of members -> sizes of tensors in lists of OTHER. Return the names of the
+    tensors that were moved.
     """
     kernels = [
         p
@@ -74,13 +80,48 @@ def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) ->
         if p.shape[0] != p.shape[1]  # else nothing shows which of the two are the inputs
         if not lists.get(p.shape[-1], set()).isdisjoint((p.shape[:2], p.shape[1::-1]))
     ]
+    moved = set()
     for kernel in kernels:
         rows, n = kernel.shape[1:]
         near = (p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n))
         beside = [p for p in near if p.role == "bias" or "bias" in cut(p.leaf)]
-        one.permute(kernel, (2, 0, 1))
+        moved.add(one.permute(kernel, (2, 0, 1)).name)
         for bias in beside if (rows,) in lists[n] else ():
-            one.permute(bias, (1, 0))
+            moved.add(one.permute(bias, (1, 0)).name)
+    return moved
+
+
+def _known_dimensions(stacks: Sequence[Piece], moved: Set[Name]) -> set[bool]:
+    """Return along which dimension STACKS, tensors of one module, hold their members as their sizes show: {True} for
+    the last one, from where those with the names MOVED were moved to the front; {False} for the first one; both, or
+    neither, if that is how it is. Only those show it that have a single dimension with as many members, and those whose
+    layout the code shows.
+    """
+    return {p.name in moved for p in stacks if _is_shown(p) or p.shape.count(p.shape[0]) == 1}
+
+
+def _doubt_dimension(one: Canon, piece: Piece, moved: Set[Name], shown: Set[bool]) -> Piece:
+    """Return PIECE, a stack of ONE, with a question about the dimension that holds its members, if another of its first
+    three dimensions is as long, and nothing shows which of them it is: not the code, nor other stacks, which all hold
+    their members as PIECE does (SHOWN, `_known_dimensions`, of which MOVED is the same). On the source, the options are
+    all other ways to read PIECE that give members of these sizes; on the target there are none, because a member there
+    would be made of all others.
+    """
+    n, rank = piece.shape[0], len(piece.shape)
+    rest = tuple(range(3, rank))
+    ways = [(*dims, *rest) for dims in permutations(range(min(rank, 3))) if dims[0]]
+    ways = [dims for dims in ways if tuple(piece.shape[d] for d in dims) == piece.shape]
+    if not ways or _is_shown(piece) or shown == {piece.name in moved}:
+        return piece
+    options = () if one.is_target else tuple(ex.permute(piece.expr, *dims) for dims in ways)
+    doubted = piece.asked(Question(Reason.MEMBERS_ALONG, (str(n),), options))
+    one.pieces[piece.name] = doubted
+    return doubted
+
+
+def _is_shown(piece: Piece) -> bool:
+    """Return whether the code shows which of the dimensions of the stack PIECE are those of its matrices."""
+    return piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"
 
 
 def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection[int]) -> dict[_Group, list[Piece]]:
@@ -154,7 +195,8 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
             continue
         if len(lists) == len(found) == 1:
             first = found[0][0]
-            _into_members(one, sorted(found[0], key=lambda p: p.order), len(first.path), first)
+            stacks = [_doubt_dimension(one, p, set(), set()) for p in sorted(found[0], key=lambda p: p.order)]
+            _into_members(one, stacks, len(first.path), first)
 
 
 def _into_members(canon: Canon, stacks: Sequence[Piece], cut_at: int, first: Piece) -> None:
@@ -382,19 +424,20 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     they are, or in neither way (`_ways`).
 
     If they are square, or fit both ways, VOTES decide: the stack is transposed if more are True than False, else it
-    stays. Without votes it stays, and gets a question if it is a tensor of its side as it is stored, or transposed; on
-    the source, the option of the question is the other layout, on the target it has none.
+    stays. Without votes it stays, and gets a question. If the matrices are square, its option on the source is the
+    other layout. Others would have other sizes in that layout, and fill another layer.
     """
-    if one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"):
+    if one.is_target and _is_shown(piece):
         return turn(one, piece) if _used_with_inputs_first(piece) else piece
     ways = _ways(piece, inside)
     if piece.shape[1] != piece.shape[2] and len(ways) < 2:
         return turn(one, piece) if ways == [True] else piece
     if votes[True] > votes[False]:
         return turn(one, piece)
-    if votes or not (piece.expr.is_copy or ex.is_transposed(piece.expr)):
+    if votes:
         return piece
-    rival = None if one.is_target else ex.transpose(piece.expr)
+    square = piece.shape[1] == piece.shape[2]
+    rival = ex.transpose(piece.expr) if square and not one.is_target else None
     doubted = piece.asking(Reason.INPUTS_FIRST_OF_SEVERAL, option=rival)
     one.pieces[piece.name] = doubted
     return doubted

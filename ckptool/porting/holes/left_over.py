@@ -18,6 +18,8 @@ from ..words import shared as shared_words
 
 #: As many parts of one layer are looked for, at most.
 _MOST_PARTS = 4
+#: What a question calls the parts along each dimension. Columns are inputs of a linear layer, but outputs of a table.
+_ALONG = ("rows", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
     """Yield a proposal for each tensor of HELD, units of the target: its part of the tensor of this role in WHOLE, of
     the source, cut along dimension DIM in the order of HELD. The option is its part for the opposite order.
     """
-    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path), _ALONG[dim])
     for role, piece in whole.pieces.items():
         sizes = [u.pieces[role].shape[dim] for u in held]
         total = sum(sizes)
@@ -128,7 +130,7 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
     """Yield, for each tensor of WHOLE, a proposal with those of HELD side by side along DIM, and with the first of HELD
     as its source; the option is the opposite order.
     """
-    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.JOINED_LAYERS, ".".join(whole.path), _ALONG[dim])
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))

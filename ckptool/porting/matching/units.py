@@ -387,8 +387,10 @@ def parts_around(path: Sequence[str]) -> list[Path]:
 
 
 def around(paths: Sequence[Path]) -> Path:
-    """Return the path of the innermost module around all PATHS: `h.0` for `h.0.q` and `h.0.k`, or `h.0.q` alone."""
-    return paths[0][: min(common_start(paths), len(paths[0]) - 1)]
+    """Return the path of the innermost module around all PATHS, which are those of units: `h.0` for `h.0.q` and
+    `h.0.k`, for `h.0.q` alone, and for `h.0.q` and `h.0.q.norm`, in whatever order.
+    """
+    return paths[0][: common_start([path[:-1] for path in paths])]
 
 
 def nearness(one: Unit, other: Unit) -> int:

@@ -229,11 +229,10 @@ class Flow:
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the same forward pass with its weights as expressions over other keys. MADE_OF has old key -> its
         expression over the new keys. If an old key is not in MADE_OF, the weights that are made of it have no
-        expression, and only the new keys of their other old keys. The result compares channels as by default, whatever
-        `tell_apart_by` set.
+        expression, and only the new keys of their other old keys.
         """
         uses = [_renamed(use, made_of) for use in self.uses]
-        return Flow(uses, self.outputs, self.behind, self.tails, self.places)
+        return Flow(uses, self.outputs, self.behind, self.tails, self.places, self.apart)
 
 
 def is_silent(channels: torch.Tensor) -> bool:

@@ -97,7 +97,7 @@ def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str,
         if found is not None:
             return label, _in_all_blocks(label, state.entries, new, found, trial, expected)
     best: tuple[str, _State] | None = None
-    for label, new in _in_time(changes(state.entries), trial):
+    for label, new in _in_time(changes(state.entries, trial.shapes), trial):
         found = _tried(label, state, new, trial, expected)
         if found is not None and (best is None or found.verdict.is_ahead_of(best[1].verdict)):
             best = label, found

@@ -18,8 +18,9 @@ from .flow import Flow
 _OF_ONE_MODULE, _APART = 6, 11
 
 
-def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES (key -> entry), in this order:
+def changes(entries: dict[str, Entry], shapes: MappingOf[str, Shape]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Yield changes (label, key -> new expression) of the whole mapping ENTRIES (key -> entry), of a source with the
+    sizes SHAPES (key -> sizes), in this order:
 
     - option N of their questions for all guessed keys with the same doubts, for each N;
     - another convention of code for all tensors (`_conventions`);
@@ -31,7 +32,7 @@ def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     for members in groups:
         for number in range(max(len(e.rivals) for e in members)):
             yield members[0].doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
-    yield from _conventions(list(entries.values()))
+    yield from _conventions(list(entries.values()), shapes)
     for members in groups:
         by_module: dict[str, list[Entry]] = {}
         for entry in members:
@@ -155,18 +156,18 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
 _Made = tuple[Entry, Expr]
 
 
-def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+def _conventions(entries: list[Entry], shapes: MappingOf[str, Shape]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> new expression) of ENTRIES for conventions of code that shapes do not show: orders
     of rotary embeddings, parts that alternate by heads, norms around 1, flattened features, square matrices transposed.
     There may be several for a convention, such as one for each usual number of heads.
 
     A change is made at once in all entries with an expression that the convention concerns, also in those without a
     doubt. There are two exceptions: a change for flattened features is of one matrix, and if some of the joined parts
-    (`_joined_by_heads`) are guessed, only these change.
+    (`_joined_by_heads`) are guessed, only these change. SHAPES has the sizes of the source.
     """
     made = [(e, e.expr) for e in entries if e.expr is not None]
     yield from _rotary_orders(made)
-    yield from _cut_by_heads(made)
+    yield from _cut_by_heads(made, shapes)
     yield from _joined_by_heads(made)
     yield from _fused_by_heads(made)
     yield from _norms_around_one(made)
@@ -190,25 +191,24 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
                 yield f"rows of queries and keys in {kind} order", new
 
 
-def _cut_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
+def _cut_by_heads(made: Sequence[_Made], shapes: MappingOf[str, Shape]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that cut parts from fused tensors of the source head by head, not as one
     block of rows each: first thirds, then halves, one change for each number of heads in `_HEAD_COUNTS` (2 to 32) that
     divides the rows of all these parts. A change has all thirds, or all halves, of MADE, pairs (entry, its expression).
 
-    Parts are entries that take the first, second and (of thirds) third block of equally many rows of one tensor, if no
-    entry takes a later block of it. A lone block (`slice(table, 0, 0, 77)`, whose other rows no entry takes) is no
-    part.
+    Parts are entries that take the first, second and (of thirds) third block of equally many rows of one tensor, if
+    these are all of its rows (SHAPES has the sizes of the source). Blocks of a tensor with more rows are no parts.
     """
     cut: dict[tuple[Expr, int], list[tuple[Entry, int]]] = defaultdict(list)
     for e, x in made:
-        if (rows := ex.rows_cut(x)) is not None and rows[1] % (rows[2] - rows[1]) == 0:
-            whole, start, stop = rows
+        if (found := ex.rows_cut(x)) is not None and found[1] % (found[2] - found[1]) == 0:
+            whole, start, stop = found
             cut[whole, stop - start].append((e, start // (stop - start)))
     for n in (3, 2):
         parts = [
             (e, whole, place)
-            for (whole, _), held in cut.items()
-            if {place for _, place in held} == {*range(n)}
+            for (whole, rows), held in cut.items()
+            if {place for _, place in held} == {*range(n)} and ex.shape_of(whole, shapes)[0] == n * rows
             for e, place in held
         ]
         for heads in _HEAD_COUNTS if parts else ():

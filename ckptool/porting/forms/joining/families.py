@@ -478,10 +478,11 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
     A joined weight or bias has a question: whether its parts are stored head by head, if FAMILY.by_heads; else about
     their order, unless FAMILY.numbered. A sum of biases has none of these. If the stem of the names is a word for a
-    role in torch (`q_scale`, `k_scale`: a weight; `q_shift`, `k_shift`: a bias), the tensor gets this role and the name
-    `parts`.
+    role in torch (`q_scale`, `k_scale`: a weight; `q_shift`, `k_shift`: a bias), and no part has a bias beside it, the
+    tensor gets this role and the name `parts`.
     """
-    leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
+    layers = any(p.name.beside("bias") in one.pieces for p in family.parts)  # whose names say nothing of roles
+    leaf = None if layers else table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
     for role in ("weight", "bias"):
