@@ -292,6 +292,13 @@ class Entry:
         """Return the number of elements of the tensor."""
         return prod(self.shape)
 
+    @property
+    def of_instance_norm(self) -> bool:
+        """Return whether an instance norm of torch holds it. Up to version 0.4, these kept statistics that nothing
+        used.
+        """
+        return self.module.startswith("InstanceNorm")
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

@@ -143,7 +143,7 @@ class _Entries:
         first of these questions that fits, or none; a key without an expression gets none:
 
         - LEFT_BESIDE: an unused tensor of the source (an adapter, a mask, a scale) seems to belong to a layer that the
-          key reads (`_left_beside`). The question names this tensor.
+          key reads (`_left_beside`), and is no statistic of an instance norm. The question names this tensor.
         - LEFT_OUT_BESIDE: the source's code runs an unused layer on the input of a layer that this key, or another key
           of its module, reads (`_left_out`). The question names the unused layer; of several keys, the last decides.
         - NEW_BESIDE: the key reads one tensor, its module has another name than the source's (`_called_alike`), and a
@@ -165,7 +165,8 @@ class _Entries:
             module = one.target.rpartition(".")[0]
             missing = gaps.get(module, {})
             beside = self._left_beside(one, left, missing.keys())
-            if beside is not None:
+            old = self._target.signature.entries[one.target].of_instance_norm
+            if beside is not None and not (old and beside.rpartition(".")[2] in STATISTICS):
                 one = one.asking(ask(Reason.LEFT_BESIDE, beside))
             elif one.expr is not None and module in aside:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))

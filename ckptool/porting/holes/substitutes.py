@@ -10,7 +10,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import Piece, holds_channels_last, substituted
 from ..matching.match import is_average
-from ..matching.units import SOME, Pair, Unit, hard_conflict, label_of, related, similarity
+from ..matching.units import SOME, Pair, Path, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from ..words import table
@@ -76,6 +76,31 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
     near = [key for key in kept if key.rpartition(".")[0] in (module, module.rpartition(".")[0])]
     theirs = [key for key in near if entries[key].shape == entries[own[0]].shape]
     return theirs[0] if len(theirs) == 1 else None
+
+
+def _of_wrappers(filling: Filling) -> None:
+    """Fill each tensor of the model without a source that a wrapper of a layer holds, if the layer itself holds one of
+    this role and of equal sizes in the source; or the other way round: `rnn.weight_hh_l0_raw` from
+    `rnn.module.weight_hh_l0_raw`. Weights and biases are left out: both a wrapper and its layer may have one.
+    """
+    cells = filling.matcher.cells
+    targets, sources = ({unit.path: unit for unit in side} for side in (cells.targets, cells.sources))
+    for t, s in list({id(t): (t, s) for t, s in filling.unit_of.values()}.values()):
+        couples = [(targets[path], s) for path in _wrappers(t) if path in targets]
+        couples += [(t, sources[path]) for path in _wrappers(s) if path in sources]
+        for own, theirs in couples:
+            roles = (own.pieces.keys() & theirs.pieces.keys()) - (t.pieces.keys() & s.pieces.keys())
+            for role in sorted(roles - {"weight", "bias"}):
+                piece, source = own.pieces[role], theirs.pieces[role]
+                if piece.name not in filling.holes and piece.shape == source.shape:
+                    filling.put(piece, (own, theirs), Filled(source.expr, "held by the layer or by its wrapper"))
+
+
+def _wrappers(unit: Unit) -> list[Path]:
+    """Return the paths that a unit with tensors of a wrapper of the layer UNIT may have. A layer of a recurrent module
+    has its number last, behind the name of the module that is wrapped.
+    """
+    return [unit.path[:at] + unit.path[at + 1 :] for at in range(max(len(unit.path) - 2, 0), len(unit.path))]
 
 
 def _leftovers(filling: Filling) -> None:
@@ -420,6 +445,14 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "A running average of a tensor is filled with the file's average of the tensor that fills this tensor.",
         "A file stores an average next to the tensor that it is an average of.",
         _averages,
+    ),
+    Rule(
+        "wrapped layers",
+        15,
+        "A tensor that a wrapper of a layer holds is filled with that of this name which the layer holds in the file, "
+        "or the other way round.",
+        "A wrapper that changes a parameter of its layer on each call keeps the parameter itself.",
+        _of_wrappers,
     ),
     Rule(
         "folded batch norm",

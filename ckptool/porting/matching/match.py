@@ -24,7 +24,7 @@ from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
 from ..questions import Reason, ask
 from ..rules import Rule, Strength
-from ..words import common_start, cut, label, labels, shared, table, telling_words
+from ..words import common_start, cut, label, labels, shared, table, telling_words, words_of
 from .cells import Cells
 from .classes import Classes
 from .counting import of_unlike_sizes
@@ -488,13 +488,19 @@ class Matcher:
 
     def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
         """Add the question OTHER_WORDS to the target of each of PAIRS whose names have labels that exclude each other
-        (`hard_conflict`), such as "q" and "k", unless equal names made the pair.
+        (`hard_conflict`), such as "q" and "k", unless equal names made the pair. Modules around all units of a side do
+        not count: they are what each code calls the model.
 
         With WHOLE (each cell has equally many units of both sides), two labels that exclude each other in at most 10
         percent of PAIRS may be two words for the same: then there is no question, unless one side uses both labels
         (`_tells`).
         """
-        conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
+        around = [common_start([unit.path for unit in side]) for side in (self.cells.targets, self.cells.sources)]
+        inside = [[words_of(unit.path[at:]) for unit, at in zip(pair, around, strict=True)] for pair in pairs]
+        conflicts = [
+            hard_conflict(t.words, s.words) if hard_conflict(*words) else None
+            for (t, s), words in zip(pairs, inside, strict=True)
+        ]
         said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
         for (t, s), conflict in zip(pairs, conflicts, strict=True):
             few = whole and conflicts.count(conflict) <= _FEW * len(pairs)
@@ -779,14 +785,16 @@ def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
     """Change the colour of UNITS of the kinds "bias" (a bias without a weight), "row" (a table with one row) and "one"
-    (a layer with one output) to the kind "", so that plain parameters of their shape may be partners. A unit is only
-    changed if OTHERS, the other side, have no unit of its colour, and more units of its shape and the kind "" than
-    UNITS have. Nothing is returned.
+    (a layer with one output) to the kind "", so that plain parameters of their shape may be partners; and of the kind
+    "statistics", if OTHERS, the other side, have instance norms of this shape. A unit is only changed if OTHERS have no
+    unit of its colour, and more units of its shape and the kind "" than UNITS have. Nothing is returned.
     """
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
+    instance_norms = {u.colour[0] for u in others if u.main.entry.of_instance_norm}
     for unit in units:
         shape, family = unit.colour
-        if family in ("bias", "row", "one") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+        plain = family in ("bias", "row", "one") or (family == "statistics" and shape in instance_norms)
+        if plain and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
             unit.colour = shape, ""
 
 
