@@ -64,17 +64,3 @@ def test_a_gate_called_w1_beside_v1_is_the_gate_of_experts() -> None:
     made = pairing(port(signature(source), wanted(target)))
     assert "mlp.w1" in made["experts.0.w1.weight"]
     assert "mlp.v1" in made["experts.0.w3.weight"]
-
-
-def test_boxes_for_all_classes_leave_open_where_the_background_is() -> None:
-    heads = {"box.cls_score.weight": (8, 16), "box.bbox_pred.weight": (4, 16)}
-    mapping = port(signature({"head.fc1.weight": (16, 24)} | heads), wanted({"top.fc6.weight": (16, 24)} | heads))
-    entry = found(mapping, "box.cls_score.weight")
-    assert [question.reason.name for question in entry.questions] == ["BACKGROUND"]
-
-
-def test_what_is_around_a_whole_model_excludes_nothing() -> None:
-    """One release calls the model a decoder, the other one an encoder."""
-    source = {"decoder.body.up.weight": (32, 8), "decoder.body.down.weight": (8, 32), "decoder.head.weight": (50, 8)}
-    target = {"encoder.up.weight": (32, 8), "encoder.down.weight": (8, 32), "encoder.head.weight": (50, 8)}
-    assert {entry.status for entry in port(signature(source), wanted(target)).entries} == {"mapped"}

@@ -19,9 +19,9 @@ def doubt_background(filling: Filling) -> None:
 
     A pair is of a layer for classes, with N rows (three or more), if the name of its target says so; names also say
     which layers are for boxes. A layer for boxes in the same module with 4 * (N - 1) rows shows that the classes
-    include the background, and so does a matrix of 4 rows (one box for all classes); in other code it has 4 * N. A pair
-    is asked about in two cases: one side has 4 * (N - 1) rows and the other side 4 * N; or the model has 4 * (N - 1),
-    or 4, and some filled pair of the whole mapping has two different last names.
+    include the background; in other code it has 4 * N. A pair is asked about in two cases: one side has 4 * (N - 1)
+    rows and the other side 4 * N; or the model has 4 * (N - 1), and some filled pair of the whole mapping has two
+    different last names.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
     renamed = any(t.path[-1:] != s.path[-1:] for t, s in pairs)
@@ -38,8 +38,7 @@ def doubt_background(filling: Filling) -> None:
             for n in (rows - 1, rows)
         )
         unlike = (without[0] and with_it[1]) or (without[1] and with_it[0])
-        for_all = len(t.main.shape) == 2 and (t.path[:-1], 4) in boxes[0]
-        if not unlike and not (renamed and (without[0] or for_all)):
+        if not unlike and not (renamed and without[0]):
             continue
         for role, piece in t.pieces.items():
             filled = filling.holes.get(piece.name)

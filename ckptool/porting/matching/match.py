@@ -24,7 +24,7 @@ from ..forms.pieces import Canon, squeezed
 from ..forms.unrolled import later_blocks
 from ..questions import Reason, ask
 from ..rules import Rule, Strength
-from ..words import common_start, cut, label, labels, shared, table, telling_words, words_of
+from ..words import common_start, cut, label, labels, shared, table, telling_words
 from .cells import Cells
 from .classes import Classes
 from .counting import of_unlike_sizes
@@ -488,19 +488,13 @@ class Matcher:
 
     def _excluding_words(self, pairs: list[Pair], *, whole: bool) -> None:
         """Add the question OTHER_WORDS to the target of each of PAIRS whose names have labels that exclude each other
-        (`hard_conflict`), such as "q" and "k", unless equal names made the pair. Modules around all units of a side do
-        not count: they are what each code calls the model.
+        (`hard_conflict`), such as "q" and "k", unless equal names made the pair.
 
         With WHOLE (each cell has equally many units of both sides), two labels that exclude each other in at most 10
         percent of PAIRS may be two words for the same: then there is no question, unless one side uses both labels
         (`_tells`).
         """
-        around = [common_start([unit.path for unit in side]) for side in (self.cells.targets, self.cells.sources)]
-        inside = [[words_of(unit.path[at:]) for unit, at in zip(pair, around, strict=True)] for pair in pairs]
-        conflicts = [
-            hard_conflict(t.words, s.words) if hard_conflict(*words) else None
-            for (t, s), words in zip(pairs, inside, strict=True)
-        ]
+        conflicts = [hard_conflict(t.words, s.words) for t, s in pairs]
         said = [{word for pair in pairs for word in labels(pair[side].words, hard=True).items()} for side in (0, 1)]
         for (t, s), conflict in zip(pairs, conflicts, strict=True):
             few = whole and conflicts.count(conflict) <= _FEW * len(pairs)
