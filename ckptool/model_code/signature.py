@@ -50,11 +50,12 @@ class Flow(NamedTuple):
 
 
 class Flattened(NamedTuple):
-    """Images [n, c, h, w] that are flattened before a linear layer. Sequences have a height of 1, and the height of
-    volumes is that of all their slices, one below the other.
+    """Images [n, c, h, w] that are flattened before a linear layer, or that are made of the rows it gives. Sequences
+    have a height of 1, and the height of volumes is that of all their slices, one below the other.
 
     Attributes:
-        order: the letters of their dimensions in the order in which they are when they are flattened: "nchw", "nhwc" ….
+        order: the letters of their dimensions in the order in which they are when they are flattened, or right after
+            they were made: "nchw", "nhwc" ….
         c, h, w: their sizes: channels, height and width.
     """
 
@@ -178,6 +179,8 @@ class Facts:
         joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
         place: the place of its output among those of other layers that are concatenated with it, or None.
         flattened: how the images that it takes are flattened, or None if it takes none.
+        unflattened: how its output becomes images, or None if it does not. The weight and bias of a linear layer have
+            this fact, and so do vectors of the same rows, such as those of a norm between the layer and the reshape.
         merged: the sizes of the two dimensions that the code flattens into the channels that it takes, or None.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
@@ -218,6 +221,7 @@ class Facts:
     joined: Parts = ()
     place: int | None = None
     flattened: Flattened | None = None
+    unflattened: Flattened | None = None
     merged: tuple[int, int] | None = None
     layout: Layout = _UNKNOWN
     heads: int = 0

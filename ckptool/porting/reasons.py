@@ -653,6 +653,18 @@ class Reason(Enum):
         "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
         "{}, take the alternative below, with reordered columns",
     )
+    UNFLATTENED = (
+        Topic.OTHER,
+        "the model makes feature maps of the output of this layer in the order {}, and the source's code most likely "
+        "in the order {}, so the rows were reordered; check the order of the dimensions in reshape or view behind this "
+        "layer in the source's code: if it is the model's order, take the plain tensor",
+    )
+    UNFLATTENED_AS_HERE = (
+        Topic.OTHER,
+        "the model makes feature maps of the output of this layer in the order {}, which code does for weights that "
+        "are in this order, so the rows were kept; check the order of the dimensions in reshape or view behind this "
+        "layer in the source's code: if it is {}, take the alternative below, with reordered rows",
+    )
     FLATTENED_PAIR = (
         Topic.OTHER,
         "the model flattens two dimensions, {}, for this layer, and the file does not show in which order the source's "

@@ -20,6 +20,7 @@ from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, 
 _FACTS: dict[str, Any] = {
     "flow": lambda value: Flow(*value),
     "flattened": lambda value: Flattened(*value),
+    "unflattened": lambda value: Flattened(*value),
     "gate": lambda value: Gate(*value),
     "bypasses": lambda value: tuple(Bypass(*one) for one in value),
     "layout": lambda value: Layout(value[0], tuple(value[1])),

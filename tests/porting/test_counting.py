@@ -229,3 +229,20 @@ def test_the_first_layer_of_a_kind_which_keras_leaves_without_a_number_is_the_fi
     mapping = port(signature(source, ordered=False), wanted(target, used=target))
     assert {entry.status for entry in mapping.entries} == {"mapped"}
     assert pairing(mapping)["up.0.deconv.bias"] == "conv2d_transpose.bias"
+
+
+def test_norms_that_a_file_counts_through_go_by_use_also_where_the_model_has_the_same_numbers() -> None:
+    """A decoder runs after its encoder, so what is `bn2` in the encoder is number 1, and `bn1` in the decoder 2."""
+    sizes = {"encoder.bn1": 4, "encoder.bn2": 8, "decoder.bn1": 8, "decoder.bn2": 4}
+    leaves = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+    own = {f"{name}.{leaf}": (size,) for name, size in sizes.items() for leaf in leaves}
+    names = ["batch_normalization", *(f"batch_normalization_{n}" for n in (1, 2, 3))]
+    source = {
+        f"{name}.{leaf}": (size,) for name, size in zip(names, sizes.values(), strict=True) for leaf in leaves.values()
+    }
+    kernels = {"conv.kernel": (3, 3, 4, 8)}
+    target = wanted({"encoder.conv.weight": (8, 4, 3, 3), **own}, used=["encoder.conv.weight", *own])
+    mapping = port(signature({**kernels, **source}), target)
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    assert pairing(mapping)["encoder.bn2.weight"] == "batch_normalization_1.gamma"
+    assert pairing(mapping)["decoder.bn1.running_var"] == "batch_normalization_2.moving_variance"

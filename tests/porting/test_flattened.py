@@ -146,3 +146,126 @@ def test_fields_of_a_table_and_the_same_code_are_no_question() -> None:
     assert ckptool.transfer(source.state_dict(), model, inputs=[torch.zeros(2, 6, dtype=torch.long)]).is_sure
     same = Tokens("W_P", "linear", turned=True)
     assert ckptool.transfer(same.state_dict(), Tokens("W_P", "linear", turned=False), inputs=["float32[2,6,4]"]).is_sure
+
+
+class TorchDecoder(nn.Module):
+    """Rows that become maps with channels first, or last and turned then, behind a norm of all their numbers."""
+
+    def __init__(self, dims: int, *, last: bool = False) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 8 * prod(SIZES[dims]))
+        self.norm = nn.BatchNorm1d(8 * prod(SIZES[dims]))
+        self.conv = CONVOLUTIONS[dims](8, 3, 1)
+        self.sizes, self.last = SIZES[dims], last
+
+    def forward(self, x: Any) -> Any:
+        x = self.norm(self.fc(x)).relu()
+        x = x.reshape(-1, *self.sizes, 8).movedim(-1, 1) if self.last else x.view(-1, 8, *self.sizes)
+        return self.conv(nn.functional.interpolate(x, scale_factor=2))
+
+
+class KerasDecoder(nn.Module):
+    """The same with channels last, under names of Keras. PLAIN: as a matrix, not as a convolution."""
+
+    def __init__(self, dims: int, *, plain: bool = False) -> None:
+        super().__init__()
+        self.dims, self.plain, count = dims, plain, 8 * prod(SIZES[dims])
+        for name, sizes in {
+            "dense/kernel:0": (5, count),
+            "dense/bias:0": (count,),
+            "batch_normalization/gamma:0": (count,),
+            "batch_normalization/beta:0": (count,),
+            "conv/kernel:0": (*[1] * dims, 8, 3),
+            "conv/bias:0": (3,),
+        }.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(sizes)))
+        self.register_buffer("batch_normalization/moving_mean:0", torch.randn(count))
+        self.register_buffer("batch_normalization/moving_variance:0", torch.rand(count) + 1)
+
+    def forward(self, x: Any) -> Any:
+        kernel, bias, scale, shift, weight, last, mean, variance = self.state_dict(keep_vars=True).values()
+        x = nn.functional.batch_norm(x @ kernel + bias, mean, variance, scale, shift)
+        x = x.relu().reshape(-1, *SIZES[self.dims], 8).movedim(-1, 1)
+        x = nn.functional.interpolate(x, scale_factor=2)
+        if self.plain:
+            return (x.movedim(1, -1) @ weight.reshape(8, 3) + last).movedim(-1, 1)
+        weight = weight.movedim((-1, -2), (0, 1))
+        return [nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d][self.dims - 1](x, weight, last)
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_rows_that_become_maps_are_reordered_for_a_file_with_channels_last(dims: int) -> None:
+    torch.manual_seed(0)
+    source, model = KerasDecoder(dims).eval(), TorchDecoder(dims).eval()
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, inputs=inputs)
+    rows = {"fc.weight", "fc.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+    assert {entry.target for entry in mapping.having("guessed")} == rows
+    ckptool.load_into(model, source.state_dict(), mapping=mapping, accept_guesses=True)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_the_code_of_the_source_shows_how_rows_become_maps(dims: int) -> None:
+    torch.manual_seed(0)
+    source, model = KerasDecoder(dims).eval(), TorchDecoder(dims).eval()
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert mapping.is_sure
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_a_proof_finds_how_rows_become_maps(dims: int) -> None:
+    torch.manual_seed(0)
+    source, model = KerasDecoder(dims, plain=True).eval(), TorchDecoder(dims).eval()
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+
+
+@pytest.mark.parametrize("dims", SIZES)
+def test_rows_that_become_maps_with_channels_last_in_the_model_stay(dims: int) -> None:
+    mapping = ckptool.transfer(KerasDecoder(dims).state_dict(), TorchDecoder(dims, last=True), inputs=["float32[2,5]"])
+    assert mapping.is_sure
+
+
+def test_rows_of_another_torch_model_with_channels_first_stay() -> None:
+    other = {f"decoder.{key}": value for key, value in TorchDecoder(2).state_dict().items()}
+    assert ckptool.transfer(other, TorchDecoder(2), inputs=["float32[2,5]"]).is_sure
+
+
+def test_rows_that_become_one_channel_or_tokens_are_no_maps() -> None:
+    class Others(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.place, self.tokens = nn.Linear(5, 12), nn.Linear(5, 8), nn.Linear(5, 24)
+            self.conv, self.point, self.mix = nn.Conv2d(1, 3, 1), nn.Conv2d(8, 3, 1), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            map, point = self.one(x).view(-1, 1, 3, 4), self.place(x).view(-1, 8, 1, 1)
+            return self.conv(map), self.point(point), self.mix(self.tokens(x).view(-1, 3, 8))
+
+    entries = signature_for(Others(), inputs=[torch.randn(2, 5)]).entries
+    assert not any(entry.facts.unflattened for entry in entries.values())
+    entries = signature_for(TorchDecoder(2, last=True), inputs=[torch.randn(2, 5)]).entries
+    assert entries["norm.bias"].facts.unflattened == ("nhwc", 8, 4, 3)
+
+
+def test_rows_are_reordered_for_any_order_of_the_dimensions() -> None:
+    class Columns(TorchDecoder):
+        def forward(self, x: Any) -> Any:
+            x = self.norm(self.fc(x)).relu().reshape(-1, *self.sizes[::-1], 8).permute(0, 3, 2, 1)
+            return self.conv(nn.functional.interpolate(x, scale_factor=2))
+
+    source, model = KerasDecoder(2).eval(), Columns(2).eval()
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert mapping.is_sure
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+    plain = {f"decoder.{key}": value for key, value in TorchDecoder(2).state_dict().items()}
+    kept = ckptool.transfer(plain, model, inputs=inputs)["fc.bias"]
+    assert (kept.status, str(kept.expr)) == ("guessed", "decoder.fc.bias")

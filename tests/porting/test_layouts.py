@@ -590,7 +590,7 @@ def test_a_buffer_of_a_layer_counts_as_part_of_it_unless_the_code_of_the_source_
 class Spectral(torch.nn.Module):
     """Multiplies each mode of a picture with a matrix, as a Fourier neural operator does."""
 
-    def __init__(self, names: tuple[str, str], equation: str) -> None:
+    def __init__(self, names: tuple[str, ...], equation: str) -> None:
         super().__init__()
         self.names, self.equation = names, equation
         self.lift = torch.nn.Linear(3, 6)
@@ -615,3 +615,39 @@ def test_a_matrix_for_each_mode_is_not_turned_along_the_modes(theirs: str, own: 
     by_names = ckptool.transfer(source.state_dict(), model, inputs=["float32[2,4,4,3]"])
     assert str(by_names["w_pos"].expr) == "weights1"
     assert bool(by_names.having("guessed")) == (own == "bihw,oihw->bohw")
+
+
+class StackedSpectral(Spectral):
+    """The same with the matrices of both layers in one parameter, whose members are taken one by one."""
+
+    def __init__(self, name: str, equation: str) -> None:
+        super().__init__((), equation)
+        self.name = name
+        self.register_parameter(name, torch.nn.Parameter(torch.randn(2, 6, 6, 4, 4)))
+
+    def forward(self, x: Any) -> Any:
+        x = self.lift(x).permute(0, 3, 1, 2)
+        for weight in getattr(self, self.name):
+            x = torch.einsum(self.equation, x, weight)
+        return x
+
+
+@pytest.mark.parametrize("own", ["bihw,iohw->bohw", "bihw,oihw->bohw"])
+@pytest.mark.parametrize("theirs", ["bixy,ioxy->boxy", "bixy,oixy->boxy"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_stack_of_matrices_for_each_mode_is_not_turned_along_the_modes(stacked: bool, theirs: str, own: str) -> None:
+    turned = theirs[5:7] != own[5:7]
+    inputs = ["float32[2,4,4,3]"]
+    if stacked:
+        source, model = StackedSpectral("weight", theirs), Spectral(("weights1", "weights2"), own)
+        key, plain = "weights1", "select(weight, 0, 0)"
+        moved = f"permute({plain}, 1, 0, 2, 3)"
+    else:
+        source, model = Spectral(("weights1", "weights2"), theirs), StackedSpectral("weight", own)
+        key, plain = "weight", "stack(weights1, weights2)"
+        moved = "stack(permute(weights1, 1, 0, 2, 3), permute(weights2, 1, 0, 2, 3))"
+    by_code = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)[key]
+    assert (by_code.status, str(by_code.expr)) == ("mapped", moved if turned else plain)
+    by_names = ckptool.transfer(source.state_dict(), model, inputs=inputs)[key]
+    asks = own == "bihw,oihw->bohw"
+    assert (by_names.status, str(by_names.expr)) == ("guessed" if asks else "mapped", plain)

@@ -658,6 +658,26 @@ def test_a_tensor_beside_a_numbered_module_keeps_its_name() -> None:
     assert numbered(paths) == [*paths[:2], ("net", "conv_0", "kernel"), paths[3]]
 
 
+@pytest.mark.parametrize("between", ["/", "."])
+def test_a_cell_that_keras_counts_in_its_layer_gets_the_number_of_the_first_too(between: str) -> None:
+    gates = {"kernel": (6, 18), "recurrent_kernel": (6, 18), "bias": (2, 18)}
+    layers = ("gru", "gru_cell"), ("gru_1", "gru_cell_1")
+    source = {between.join((*path, leaf)): size for path in layers for leaf, size in gates.items()}
+    own = {"weight_ih": (18, 6), "weight_hh": (18, 6), "bias_ih": (18,), "bias_hh": (18,)}
+    target = {f"rnn.{leaf}_l{n}": size for n in range(2) for leaf, size in own.items()}
+    mapping = port(signature(source, ordered=False), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    for n, path in enumerate(layers):
+        assert found(mapping, f"rnn.weight_hh_l{n}").sources == [between.join((*path, "recurrent_kernel"))]
+
+
+def test_a_module_without_a_number_in_a_list_of_others_is_not_its_first_member() -> None:
+    from ckptool.porting.forms.roles import numbered
+
+    paths = [("net", "norm", "kernel"), ("net", "1", "conv", "kernel"), ("net", "2", "conv", "kernel")]
+    assert numbered(paths) == paths
+
+
 @pytest.mark.parametrize("word", ["scale", "shift"])
 @pytest.mark.parametrize("name", ["mix", "whole"])
 def test_layers_that_are_called_scale_or_shift_keep_their_biases_when_they_are_joined(word: str, name: str) -> None:

@@ -64,8 +64,10 @@ class Products:
         If just one of the last two dimensions is in the result, that one is the outputs and the other one the inputs
         (`inputs_first`). If VALUE is the parameter itself, `dims` gets for each dimension "input" (it is not in the
         result), "both" (it is in the result and in another tensor) or "output" (it is in the result, and in no other
-        tensor). The first notes stay. Nothing is noted if the equation has no arrow, if it has no letter for each
-        dimension of VALUE (`...`), or if VALUE has fewer than two dimensions.
+        tensor). If it is a member of the parameter (`w[i]`), the dimension of the members is "both", too: code that
+        takes them one by one multiplies each with its own share of the data. The first notes stay. Nothing is noted if
+        the equation has no arrow, if it has no letter for each dimension of VALUE (`...`), or if VALUE has fewer than
+        two dimensions.
         """
         letters, others, result = _letters(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
@@ -73,9 +75,10 @@ class Products:
         last, before = (letters[-1] in result, letters[-2] in result)
         if last != before:
             self._stands(key, inputs_first=last != turned)
-        if self._views.is_whole(value) and not self._uses[key].facts.dims:
+        outer = self._views.dims_less(value)
+        if outer is not None and not self._uses[key].facts.dims:
             kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
-            self._uses[key].facts.dims = tuple(kinds)
+            self._uses[key].facts.dims = ("both",) * outer + tuple(kinds)
 
 
 def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:

@@ -47,12 +47,19 @@ class Views:
         self._made_of_weights = made_of_weights
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
+        self._picked: dict[int, int] = {}  # id of a member of a parameter -> how many dimensions it has less
         self._stands_for: dict[int, tuple[str, bool]] = {}  # what stands for a parameter, and whether transposed
         self._alone: dict[int, str] = {}  # id of a tensor -> the only parameter that it was made of, in its sizes
 
     def is_whole(self, value: Any) -> bool:
         """Return whether VALUE is a parameter or buffer itself, and no view of one."""
         return id(value) in self._whole
+
+    def dims_less(self, value: Any) -> int | None:
+        """Return by how many dimensions VALUE has fewer than the parameter or buffer that it is a member of (`w[i]`): 0
+        for a parameter itself, None for another view, and for what is no view.
+        """
+        return 0 if self.is_whole(value) else self._picked.get(id(value))
 
     def is_turned(self, value: Any) -> bool:
         """Return whether VALUE is a transposed view of a parameter."""
@@ -138,6 +145,8 @@ class Views:
             self.keys.setdefault(id(one), self.keys[id(args[0])])
             if id(args[0]) in self._turned:
                 self._turned.add(id(one))
+            if self.is_whole(args[0]):
+                self._picked[id(one)] = args[0].ndim - one.ndim
 
     def see_alone(self, call: Call) -> str:
         """Return the key of the only parameter that the tensors in CALL are, or were computed from, in its sizes; "" if

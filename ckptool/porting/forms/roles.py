@@ -51,23 +51,54 @@ def _is_table(path: Sequence[str]) -> bool:
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return PATHS, in their order, with the number that frameworks omit for the first layer: a module `conv` beside a
-    module `conv_1` becomes `conv_0`, unless there is a module `conv_0` beside them, too. A path has the names of the
-    scopes (modules) around a tensor and, last, that of the tensor. Names of tensors stay as they are, and do not count
-    as such a `conv_1` or `conv_0`.
+    module `conv_1` becomes `conv_0`, unless there is a module `conv_0` beside them, too. So does a module in a first
+    layer, if the second layer has its counterpart: `gru_cell` in `gru_0`, beside `gru_cell_1` in `gru_1`. A path has
+    the names of the scopes (modules) around a tensor and, last, that of the tensor. Names of tensors stay as they are,
+    and do not count as such a `conv_1` or `conv_0`. Numbers that are components of their own are added, too
+    (`_with_first`).
     """
-    paths = list(paths)
+    paths = _with_first(list(paths))
+    beside = _held(paths)
+
+    def first(path: tuple[str, ...], at: int) -> bool:
+        """Return whether the module PATH[AT] is a first layer without its number."""
+        others = beside[path[:at]]
+        if at and f"{path[at]}_1" not in others:
+            second = "1" if path[at - 1] == "0" else f"{path[at - 1]}_1" if first(path, at - 1) else None
+            there = beside.get((*path[: at - 1], second), set()) if second else set()
+            others = others if path[at] in there else there
+        return f"{path[at]}_1" in others and f"{path[at]}_0" not in others
+
+    return [(*(f"{c}_0" if first(path, at) else c for at, c in enumerate(path[:-1])), *path[-1:]) for path in paths]
+
+
+def _with_first(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return PATHS, in their order, with the component 0 for the first layer of a list whose other numbers are
+    components: `gru`, `gru_cell` becomes `gru`, `0`, `gru_cell` beside `gru`, `1`, `gru_cell_1`. Each module in the
+    list without a number has to have a counterpart in number 1, of its name or with `_1` behind it.
+    """
+    beside = _held(paths)
+
+    def is_first(module: tuple[str, ...]) -> bool:
+        second = beside.get((*module, "1"), set())
+        names = {name for name in beside.get(module, ()) if not name.isdecimal()}
+        has_own = bool(names) and all(name in second or f"{name}_1" in second for name in names)
+        return has_own and "0" not in beside[module]
+
+    found = []
+    for path in paths:
+        inside = [at for at in range(1, len(path) - 1) if not path[at].isdecimal() and is_first(path[:at])]
+        found.append(tuple(c for at, c in enumerate(path) for c in (("0", c) if at in inside else (c,))))
+    return found
+
+
+def _held(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], set[str]]:
+    """Return path of a module -> the names of the modules in it, for the modules around the tensors with PATHS."""
     beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
         for at, component in enumerate(path[:-1]):
             beside[path[:at]].add(component)
-
-    def first(component: str, others: set[str]) -> bool:
-        return f"{component}_1" in others and f"{component}_0" not in others
-
-    return [
-        (*(f"{c}_0" if first(c, beside[path[:at]]) else c for at, c in enumerate(path[:-1])), *path[-1:])
-        for path in paths
-    ]
+    return beside
 
 
 _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")

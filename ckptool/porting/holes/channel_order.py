@@ -1,12 +1,13 @@
-"""Ask about layers whose channels the two codes may order differently: heads in channels, and flattened maps."""
+"""Ask about layers whose channels the two codes may order differently: heads, flattened maps, and maps made of rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
+from ...model_code.signature import Flattened
 from .. import expression as ex
-from ..expression import Expr
+from ..expression import Expr, Shape
 from ..forms.fusing.projections import heads_of, part_label
 from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..matching.units import Unit, label_of
@@ -65,7 +66,7 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 def doubt_flattened(filling: Filling) -> None:
     """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
-    different orders; unless both forward passes show the orders, this is a question (`_AfterMaps.reorder`). Also
+    different orders; unless both forward passes show the orders, this is a question (`_OfMaps.reorder`). Also
     reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
     the source's code has them the other way round, or ask (`_reorder_merged`); so it is with maps that the source's
     code makes without a convolution.
@@ -79,7 +80,7 @@ def doubt_flattened(filling: Filling) -> None:
         plain = hole.role == "weight" and t.path[:-1] not in attended and not _is_of_attention(t, s)
         if plain and not known and _reorder_merged(filled, t, s, asks=asks):
             continue
-        if layer is not None and layer.own != layer.theirs:
+        if layer is not None and layer.maps.order != layer.theirs:
             layer.reorder()
 
 
@@ -118,69 +119,117 @@ def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
     return theirs in (own, other)
 
 
+def doubt_unflattened(filling: Filling) -> None:
+    """Reorder the rows of each layer whose output becomes feature maps, if the two codes make maps of them in different
+    orders: weight, bias, and vectors of as many numbers in a norm behind it. Unless both forward passes show the
+    orders, this is a question (`_OfMaps.reorder`).
+
+    The order of the source is that of the matrix (`_order_of`); it holds for all tensors whose rows become such maps.
+    Nothing is asked about layers of the same code (`Filling.same_code`).
+    """
+    theirs: dict[Flattened, tuple[str, bool] | None] = {}
+    made = []
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.role)
+        maps = None if piece is None else piece.entry.facts.unflattened
+        if piece is None or maps is None or len(piece.shape) > 2 or piece.shape[:1] != (prod(maps[1:]),):
+            continue
+        made.append((filled, piece, maps))
+        if len(piece.shape) == 2:
+            theirs[maps] = _order_of(filling, filled, maps, t, s, s.main.entry.facts.unflattened)
+    for filled, piece, maps in made:
+        order = theirs.get(maps)
+        if order is not None and order[0] != maps.order:
+            _OfMaps(filled, piece, maps, *order, rows=True).reorder()
+
+
 @dataclass(frozen=True, slots=True)
-class _AfterMaps:
-    """The weight of a linear layer that takes flattened feature maps.
+class _OfMaps:
+    """The weight of a linear layer that takes flattened feature maps, or a tensor of a layer whose rows become maps.
 
     Attributes:
         filled: what fills it.
         piece: the tensor of the model.
-        own, theirs: in which order the codes of model and source flatten the maps, such as "nchw".
+        maps: the maps, in the order of the model's code.
+        theirs: the order in which the source's code holds the maps, such as "nchw".
         shown: whether both forward passes show it.
+        rows: whether the rows become maps; else the columns take them.
     """
 
     filled: Filled
     piece: Piece
-    own: str
+    maps: Flattened
     theirs: str
     shown: bool
+    rows: bool = False
 
     def reorder(self) -> None:
-        """Reorder the columns from the source's order to the model's: without an open question if both forward passes
-        show the orders, else with a question that has the plain tensor as its option. But if the model's order is
-        neither "nchw" nor "nhwc", and the source's is "nchw", the plain tensor stays, and the reordered one is the
-        option.
+        """Reorder the columns, or the rows, from the source's order to the model's: without an open question if both
+        forward passes show the orders, else with a question that has the plain tensor as its option. But if the
+        model's order is neither "nchw" nor "nhwc", and the source's is "nchw", the plain tensor stays, and the
+        reordered one is the option.
         """
-        named = self.own.upper(), self.theirs.upper()
+        named = self.maps.order.upper(), self.theirs.upper()
+        moved, as_here = Reason.FLATTENED, Reason.FLATTENED_AS_HERE
+        if self.rows:
+            moved, as_here = Reason.UNFLATTENED, Reason.UNFLATTENED_AS_HERE
         if self.shown:
-            self.filled.learn(self._moved(), Reason.FLATTENED, *named, shows=f"flattens {named[1]}")
-        elif self.own in _USUAL or self.theirs != "nchw":
-            self.filled.ask(Reason.FLATTENED, *named, options=[self._moved()], exchange=True)
+            self.filled.learn(self._moved(), moved, *named, shows=f"{'un' * self.rows}flattens {named[1]}")
+        elif self.maps.order in _USUAL or self.theirs != "nchw":
+            self.filled.ask(moved, *named, options=[self._moved()], exchange=True)
         else:  # nobody turns maps so but for weights that came like this
-            self.filled.ask(Reason.FLATTENED_AS_HERE, *named, options=[self._moved()])
+            self.filled.ask(as_here, *named, options=[self._moved()])
 
     def _moved(self) -> Expr:
-        """Return the weight with its columns in the model's order."""
-        _, c, h, w = self.piece.entry.facts.flattened or ("", 0, 0, 0)
-        if {self.own, self.theirs} <= _USUAL:
-            return ex.flatten(self.filled.expr, c, h, w, self.own)
+        """Return the tensor with its columns, or its rows, in the model's order."""
+        if self.rows and len(self.piece.shape) == 2:
+            return ex.transpose(self._with_columns_moved(ex.transpose(self.filled.expr), self.piece.shape[::-1]))
+        return self._with_columns_moved(self.filled.expr, self.piece.shape)
+
+    def _with_columns_moved(self, x: Expr, shape: Shape) -> Expr:
+        """Return X, of sizes SHAPE, with its last dimension in the model's order."""
+        own, c, h, w = self.maps
+        if {own, self.theirs} <= _USUAL:
+            return ex.flatten(x, c, h, w, own)
         sizes = {"c": c, "h": h, "w": w}
-        apart = ex.reshape(self.filled.expr, (self.piece.shape[0], *(sizes[letter] for letter in self.theirs[1:])))
-        return ex.reshape(ex.permute(apart, *map(self.theirs.index, self.own)), self.piece.shape)
+        outer = len(shape) > 1
+        apart = ex.reshape(x, (*shape[:outer], *(sizes[letter] for letter in self.theirs[1:])))
+        places = (self.theirs.index(letter) - 1 + outer for letter in own[1:])
+        return ex.reshape(ex.permute(apart, *range(outer), *places), shape)
 
 
-def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _AfterMaps | None:
+def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _OfMaps | None:
     """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps, with the
-    orders in which the two codes flatten them. None if it is no weight, if the model's forward pass does not show that
-    it takes flattened maps, or if its columns are not as many as the maps have numbers.
-
-    Both orders are known (`shown`) if both forward passes flatten maps of the same sizes, and the weight is a copy.
-    Else None for layers of the same code (`Filling.same_code`); for others the order of the source is "nhwc" if its
-    framework or the name of the weight says that channels are last (`holds_channels_last`), or "nchw".
+    orders in which the two codes flatten them (`_order_of`). None if it is no weight, if the model's forward pass does
+    not show that it takes flattened maps, or if its columns are not as many as the maps have numbers.
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened
     if piece is None or flattened is None or squeezed(piece.shape)[1:] != (prod(flattened[1:]),):
         return None
-    seen = s.main.entry.facts.flattened
-    if seen is not None and seen[1:] == flattened[1:] and filled.expr.is_copy:
-        return _AfterMaps(filled, piece, flattened.order, seen.order, True)
+    order = _order_of(filling, filled, flattened, t, s, s.main.entry.facts.flattened)
+    return None if order is None else _OfMaps(filled, piece, flattened, *order)
+
+
+def _order_of(
+    filling: Filling, filled: Filled, maps: Flattened, t: Unit, s: Unit, seen: Flattened | None
+) -> tuple[str, bool] | None:
+    """Return (order in which the source's code holds maps that the model holds as MAPS, whether both forward passes
+    show it) for the weight of T that FILLED fills from S. SEEN is what the source's forward pass shows of S.
+
+    Both orders are known if both forward passes show maps of the same sizes, and the weight is a copy, or transposed.
+    Else None for layers of the same code (`Filling.same_code`); for others the order of the source is "nhwc" if its
+    framework or the name of the weight says that channels are last (`holds_channels_last`), or "nchw".
+    """
+    x = filled.expr
+    if seen is not None and seen[1:] == maps[1:] and (x.is_copy or (ex.is_transposed(x) and x.args[0].is_copy)):
+        return seen.order, True
     last = holds_channels_last(s.main, filling.source.signature.framework)
-    found = _AfterMaps(filled, piece, flattened.order, "nhwc" if last else "nchw", False)
-    return None if filling.same_code(t, s) else found
+    return None if filling.same_code(t, s) else ("nhwc" if last else "nchw", False)
 
 
 #: The orders in which frameworks hold feature maps.
 _USUAL = frozenset({"nchw", "nhwc"})
 
-__all__ = ["doubt_flattened", "doubt_heads_of_channels"]
+__all__ = ["doubt_flattened", "doubt_heads_of_channels", "doubt_unflattened"]

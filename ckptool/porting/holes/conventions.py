@@ -8,7 +8,7 @@ from ..forms.fusing.fused import other_arrangement
 from ..rules import Rule, Strength, in_order
 from .broadcast import doubt_broadcast
 from .bypassed import doubt_bypasses
-from .channel_order import doubt_flattened, doubt_heads_of_channels
+from .channel_order import doubt_flattened, doubt_heads_of_channels, doubt_unflattened
 from .concatenated import doubt_concatenated
 from .factors import equalised, multiplied_in_code, scaled_tables
 from .filling import Filling
@@ -93,6 +93,14 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "A linear layer takes feature maps that code flattens in one of two orders.",
         "Torch has channels first, TensorFlow channels last.",
         doubt_flattened,
+        Strength.OPEN,
+    ),
+    Rule(
+        "maps made of rows",
+        52,
+        "The output of a linear layer becomes feature maps, whose dimensions code has in one of two orders.",
+        "Torch has channels first, TensorFlow channels last; weight, bias and norm behind it have the same order.",
+        doubt_unflattened,
         Strength.OPEN,
     ),
     Rule(

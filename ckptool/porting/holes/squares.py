@@ -70,9 +70,11 @@ def _turn_in_front(filling: Filling) -> None:
 
 def _in_front(piece: Piece) -> tuple[int, int] | None:
     """Return (place of the inputs, place of the outputs) among the dimensions of PIECE, if an einsum shows one of each,
-    of equal sizes, that are not the last two, and takes all others element by element ("both"); else None.
+    of equal sizes, that are not the last two, and takes all others element by element ("both"); else None. PIECE may be
+    a member of a stack: the dimensions of the stack in front do not count.
     """
-    dims = piece.entry.facts.dims
+    outer = len(piece.entry.shape) - len(piece.shape) if piece.entry.shape[-len(piece.shape) :] == piece.shape else 0
+    dims = piece.entry.facts.dims[outer:]
     if len(dims) != len(piece.shape) or sorted(dims) != ["both"] * (len(dims) - 2) + ["input", "output"]:
         return None
     places = dims.index("input"), dims.index("output")

@@ -92,8 +92,8 @@ class Orders:
         as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
 
         But if TARGETS are in several outermost lists, and SOURCES of one series with one number each, whose order in
-        the file means nothing, the numbers of the lists say nothing of each other, and the source counts through all
-        layers: then TARGETS are ranked by use (`_counted_in_use`).
+        the file means nothing or is that of the numbers, the numbers of the lists say nothing of each other, and the
+        source counts through all layers: then TARGETS are ranked by use (`_counted_in_use`).
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
@@ -102,9 +102,9 @@ class Orders:
         ranked from the highest number down and two units of a side have the same numbers.
         """
         lists = {row for u in targets for row, _ in rows(u.path)[:1]}
-        meaningless = self.sequences.traced and not self.sequences.ordered
-        counts = len({series(u) for u in sources}) == 1 and all(len(u.numbers) == 1 for u in sources)
-        if meaningless and counts and len(lists) > 1:
+        counts = _of_one_series(sources) and all(len(u.numbers) == 1 for u in sources)
+        in_turn = not self.sequences.ordered or _counted_as_stored(sources)
+        if self.sequences.traced and counts and in_turn and len(lists) > 1:
             return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
