@@ -16,7 +16,7 @@ from ..matching.units import Pair, Unit, block_of, by_block
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, in_doubt, look_alikes
+from .alike import MOST, across_blocks, in_doubt, look_alikes, of_the_modules_beside
 from .belief import Belief
 from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company
@@ -142,6 +142,12 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
             doubt_both(one, other, reason)
 
 
+def _weigh_the_modules_beside(pairs: list[Pair]) -> None:
+    """Ask both pairs of each swap that `of_the_modules_beside` finds among PAIRS its question."""
+    for one, other, question in [*of_the_modules_beside(pairs)]:
+        doubt_both(one, other, question)
+
+
 def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit]]]) -> set[int]:
     """Return the `id` of the targets of all pairs in FOUND."""
     return {id(unit) for one, other, _ in found for unit in (one[0], other[0])}
@@ -217,6 +223,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "The evidence is as good if the pair exchanges tensors with a look-alike of another block.",
         "Names or neighbours support the swap, or the two layers are parallel in the model.",
         lambda weighing: _weigh_across_blocks(weighing.swaps),
+        Strength.OPEN,
+    ),
+    Rule(
+        "modules beside it",
+        75,
+        "The modules beside this one come from the part of the source where another look-alike has its name.",
+        "Two parts of a model may exchange their names, and a part with the old name of the other is no evidence then.",
+        lambda weighing: _weigh_the_modules_beside(weighing.pairs),
         Strength.OPEN,
     ),
     Rule(
