@@ -114,7 +114,11 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
     while True:
         certain = Anchors(_certain(pairs, _in_question(left)))
         before = left
-        left = [(one, other, why) for one, other, why in left if not in_company(one, other, certain, least=2)]
+        left = [
+            (one, other, why)
+            for one, other, why in left
+            if not in_company(one, other, certain, least=2, loose=swaps.loose)
+        ]
         if left == before:
             break
     for one, other, question in left:
@@ -122,7 +126,7 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
     for one, other, why in found:
         if why or by_names(one, other) == "sure" or held_so(one, other):
             continue
-        if in_company(*crossed(one, other), certain):
+        if in_company(*crossed(one, other), certain, loose=swaps.loose):
             doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
 
 

@@ -14,7 +14,7 @@ from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from ..words import common_start
-from .belief import BELIEVED, concordance, orders_of
+from .belief import BELIEVED, NUMBERED, concordance, orders_of
 from .insides import Contents
 from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
 
@@ -38,12 +38,15 @@ class Swaps:
         orders: the orders in which both sides can be compared (`orders_of`).
         overall: name of an order -> how reliable it was in the whole model at the start, 0 to 1 (`concordance`).
         contents: the contents of the modules of both sides.
+        loose: whether both sides have an order of all layers, and none of these is reliable in the whole model.
     """
 
     def __init__(self, matching: Matching, sequences: Sequences) -> None:
         self.pairs = matching.pairs
         self.orders = orders_of(sequences)
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
+        places = [self.overall[order.name] for order in self.orders if order.name != NUMBERED]
+        self.loose = max(places, default=1.0) < BELIEVED
         self.contents = Contents(matching)
         self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
