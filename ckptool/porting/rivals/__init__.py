@@ -18,7 +18,7 @@ from ..rules import Rule, Strength, in_order
 from . import elsewhere
 from .alike import MOST, across_blocks, in_doubt, look_alikes, of_the_modules_beside
 from .belief import Belief
-from .both_flows import pair_by_flow, settle_by_flow
+from .both_flows import pair_by_flow, pair_by_use, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import exchange_together, rearrange, take_up
@@ -43,6 +43,11 @@ class Weighing:
     def pairs(self) -> list[Pair]:
         """Return the pairs (target, source) as they are now, in the list that the rules change."""
         return self.matching.pairs
+
+    @property
+    def followed(self) -> bool:
+        """Return whether the forward passes of the model and of the source's code were followed."""
+        return self.sequences.traced and self.sequences.source_traced
 
     @property
     def swaps(self) -> Swaps:
@@ -76,10 +81,11 @@ def _count_backwards(pairs: list[Pair]) -> None:
 
 
 def _pair_by_flow(weighing: Weighing) -> None:
-    """Pair layers by the graphs of both codes (`pair_by_flow`), and update the evidence about swaps if pairs were
-    changed.
+    """Pair layers by what both codes run (`pair_by_use`, if both were followed) and by their graphs (`pair_by_flow`),
+    and update the evidence about swaps if pairs were changed.
     """
-    if pair_by_flow(weighing.matching):
+    changed = weighing.followed and pair_by_use(weighing.matching)
+    if pair_by_flow(weighing.matching) or changed:
         weighing.swaps.see_pairs()
 
 
@@ -146,10 +152,13 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
             doubt_both(one, other, reason)
 
 
-def _weigh_the_modules_beside(pairs: list[Pair]) -> None:
-    """Ask both pairs of each swap that `of_the_modules_beside` finds among PAIRS its question."""
-    for one, other, question in [*of_the_modules_beside(pairs)]:
-        doubt_both(one, other, question)
+def _weigh_the_modules_beside(weighing: Weighing) -> None:
+    """Ask both pairs of each swap that `of_the_modules_beside` finds its question, unless both codes run just the same
+    one of the two (`Swaps.run_apart`).
+    """
+    for one, other, question in of_the_modules_beside(weighing.pairs):
+        if not weighing.swaps.run_apart(one, other):
+            doubt_both(one, other, question)
 
 
 def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit]]]) -> set[int]:
@@ -208,8 +217,9 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "places in both graphs",
         50,
-        "In the graphs of both codes, this layer and its source come after the same layers.",
-        "Names paired layers that come after other layers in one code than in the other; no pair does so now.",
+        "In the graphs of both codes, this layer and its source come after the same layers, or neither is run.",
+        "Names paired layers that come after other layers in one code than in the other, or that only one of the codes "
+        "runs; no pair is so now.",
         _pair_by_flow,
         when="the forward passes of the model and of the source's code were followed",
     ),
@@ -234,7 +244,7 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         75,
         "The modules beside this one come from the part of the source where another look-alike has its name.",
         "Two parts of a model may exchange their names, and a part with the old name of the other is no evidence then.",
-        lambda weighing: _weigh_the_modules_beside(weighing.pairs),
+        _weigh_the_modules_beside,
         Strength.OPEN,
     ),
     Rule(

@@ -48,6 +48,7 @@ class Swaps:
         places = [self.overall[order.name] for order in self.orders if order.name != NUMBERED]
         self.loose = max(places, default=1.0) < BELIEVED
         self.contents = Contents(matching)
+        self._followed = sequences.traced and sequences.source_traced
         self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
         self._rows: dict[_Row, list[Pair]] = defaultdict(list)
@@ -68,7 +69,8 @@ class Swaps:
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; it is not asked
-        here. It is the result of `reason_in_row`, unless that is False; then:
+        here. None if both codes run just the same one of the two (`run_apart`). Else it is the result of
+        `reason_in_row`, unless that is False; then:
 
         - RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
           that is 0.85 reliable or more is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
@@ -82,6 +84,8 @@ class Swaps:
             The question; None if names, numbers, places or modules exclude the swap; False if only an order excludes
             it, or if nothing tells the two apart.
         """
+        if self.run_apart(one, other):
+            return None
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
         if found is False and beside(one[0], other[0]):
@@ -91,6 +95,11 @@ class Swaps:
         if found is False and self._is_added(one[1], other[1]):
             return ask(Reason.NAMED_AS_ADDED)
         return found
+
+    def run_apart(self, one: Pair, other: Pair) -> bool:
+        """Return whether both codes were followed, and both run just the same one of the pairs ONE and OTHER."""
+        ran = {tuple(unit.used is not None for unit in pair) for pair in (one, other)}
+        return self._followed and ran == {(True, True), (False, False)}
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
         """Return whether one of the sources ONE and OTHER has the name of a layer that was added to the code later, so
