@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -164,7 +165,8 @@ def transfer(
             likeliest rule is used, as a guess.
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; searched for if None.
         source_model: the source's own code, in a form like MODEL. Its order of execution then counts, too.
-        source_inputs: example inputs for the source's code, if it takes others than the model; INPUTS if None.
+        source_inputs: example inputs for the source's code, if it takes others than the model; INPUTS if None. If both
+            are None, they are searched for, and if none are found, those that were found for the model are used.
         mapping: use this mapping, read or made before, instead of matching. HINTS, BY, FIRST and START then have no
             effect.
         invert: use MAPPING in the opposite direction. Without MAPPING it has no effect.
@@ -206,6 +208,9 @@ def transfer(
     else:
         theirs = given if own is None else own
         code = None if source_model is None else signature_for(source_model, inputs=theirs)
+        if code is not None and not code.traced and theirs is None and target.inputs:
+            with suppress(RuleError):  # a found input may be more than specs say
+                code = signature_for(source_model, inputs=read_inputs(target.inputs.split(" ")))
         rules = [hints] if isinstance(hints, str) else hints
         with all_kept():
             found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)

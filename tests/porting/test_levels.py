@@ -75,6 +75,57 @@ def test_blocks_in_a_list_may_be_counted_either_way_and_stay_as_they_are_as_a_gu
 
 
 @pytest.mark.parametrize("leaves", [BLOCK, LAYER])
+def test_the_numbers_of_the_levels_do_not_number_the_blocks_beside_them(leaves: Shapes) -> None:
+    source = decoder("scratch.level{}_in.weight", "scratch.refine{}", leaves)
+    target = decoder("adapters.{}.weight", "fusion.{}", leaves)
+    mapping = port(signature(source), coarse_to_fine(target, by_level=False))
+    for n in range(3):
+        assert pairing(mapping)[f"adapters.{n}.weight"] == f"scratch.level{n}_in.weight"
+        for leaf in leaves:
+            assert pairing(mapping)[f"fusion.{n}{leaf}"] == f"scratch.refine{2 - n}{leaf}"
+    assert {e.target for e in mapping.having("guessed")} == {key for key in target if "fusion" in key}
+
+
+#: Two layers on the level that a block takes, and two on its sum with what comes from the block before; then the last.
+FUSION = ("beside.step1", "beside.step2", "mix.step1", "mix.step2", "out")
+
+
+def fusing(levels: str, blocks: list[str], leaves: tuple[str, ...]) -> Signature:
+    """What code has whose BLOCKS, in the order in which it runs them, take a level each, the last one first. LEAVES are
+    what it calls the layers of a block; it does not run the first two of the first block.
+    """
+    shapes: Shapes = {levels.format(n): (8, channels, 1, 1) for n, channels in enumerate(LEVELS)}
+    flows = {key: Flow(n, 0) for n, key in enumerate(shapes)}
+    last = 0
+    for level, block in zip([*flows][::-1], blocks, strict=True):
+        before = flows[level].bit
+        for leaf in leaves if last else leaves[2:]:
+            if leaf == leaves[2]:
+                before |= last
+            flows[f"{block}.{leaf}.weight"] = flow = Flow(len(flows), before)
+            before |= flow.bit
+        last = before
+    for block in sorted(blocks):
+        shapes |= {f"{block}.{leaf}.weight": (8, 8, 1, 1) if leaf == leaves[-1] else (8, 8, 3, 3) for leaf in leaves}
+    made = wanted(shapes, used=flows)
+    entries = made.entries.items()
+    return replace(made, entries={k: replace(e, facts=Facts(flows[k])) if k in flows else e for k, e in entries})
+
+
+def test_blocks_that_run_in_one_order_in_both_codes_are_certain_also_if_they_begin_beside_each_other() -> None:
+    target = fusing("adapters.{}.weight", [f"fusion.{n}" for n in range(3)], FUSION)
+    target = replace(target, entries={k: e for k, e in target.entries.items() if "0.beside" not in k or "fus" not in k})
+    leaves = dict(zip(FUSION, ("unit1.conv1", "unit1.conv2", "unit2.conv1", "unit2.conv2", "out_conv"), strict=True))
+    source = fusing("scratch.level{}_in.weight", [f"scratch.refine{2 - n}" for n in range(3)], (*leaves.values(),))
+    followed, stored = port(source, target), port(signature({k: e.shape for k, e in source.entries.items()}), target)
+    for key in (key for key in target.entries if key.startswith("fusion")):
+        _, number, leaf = key.removesuffix(".weight").split(".", 2)
+        for mapping in (followed, stored):
+            assert pairing(mapping)[key] == f"scratch.refine{2 - int(number)}.{leaves[leaf]}.weight"
+        assert (followed[key].status, stored[key].status) == ("mapped", "guessed")
+
+
+@pytest.mark.parametrize("leaves", [BLOCK, LAYER])
 def test_equal_names_count_alike(leaves: Shapes) -> None:
     shapes = decoder("neck.convs.{}.weight", "fusion.layers.{}", leaves)
     mapping = port(signature(shapes), coarse_to_fine(shapes, by_level=False))

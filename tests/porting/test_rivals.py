@@ -374,3 +374,30 @@ def test_a_module_that_runs_as_a_whole_holds_what_runs_between_its_layers(inner:
 
 
 NORM = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (8,))
+
+
+def test_one_series_of_numbers_in_a_block_tells_no_layer_with_a_name_where_orders_differ() -> None:
+    """The attention of the source, which its code runs before the third convolution, is registered after it; scales are
+    registered first, and norms last.
+    """
+    norm, square, wide, deep = ((8,), (8, 8, 1, 1), (16, 8, 1, 1), (16, 1, 3, 3))
+
+    def blocks(row: str, held: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        leaves = {f"{row}.{n}.{name}": shape for n in range(2) for name, shape in held.items()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in leaves.items():
+            shapes |= {name: shape} if shape[0] == 1 else {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        return shapes
+
+    scale = (1, 8, 1, 1)
+    spatial = {"norm": norm, "expand": wide, "depthwise": deep, "channel_attention": square, "project": square}
+    channel = {"norm": norm, "expand": wide, "project": square, "scale": scale}
+    held = {f"spatial.{name}": shape for name, shape in (spatial | {"scale": scale}).items()}
+    target = blocks("blocks", held | {f"channel.{name}": shape for name, shape in channel.items()})
+    source = {"beta": scale, "gamma": scale, "conv1": wide, "conv2": deep, "conv3": square, "sca.1": square}
+    source |= {"conv4": wide, "conv5": square, "norm1": norm, "norm2": norm}
+    mapping = port(signature(blocks("body", source)), wanted(target, used=target))
+    guessed = {entry.target for entry in mapping.having("guessed")}
+    assert {
+        f"blocks.{n}.spatial.{name}.weight" for n in range(2) for name in ("channel_attention", "project")
+    } <= guessed

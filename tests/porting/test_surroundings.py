@@ -233,3 +233,19 @@ def test_a_norm_stays_beside_the_convolution_of_its_module_whatever_the_modules_
         if ".norm." in key:
             beside = made[f"{key.partition('.norm.')[0]}.conv.weight"]
             assert made_of.partition(".bn.")[0] == beside.removesuffix(".conv.weight"), key
+
+
+def test_a_part_that_may_have_the_old_name_of_another_is_a_guess_if_its_neighbours_come_from_elsewhere() -> None:
+    def part(name: str, *sizes: int) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.fc1.weight": sizes, f"{name}.fc2.weight": sizes[::-1]}
+
+    ends = {"inp.weight": (8, 3), "head.weight": (4, 8)}
+    target = part("vae_encoder", 16, 8) | part("encoder", 16, 8) | part("decoder", 12, 8) | ends
+    moved = part("net.encoder", 16, 8) | part("net.decoder", 12, 8) | part("encoder", 16, 8) | ends
+    mapping = port(signature(moved), wanted(target))
+    assert pairing(mapping)["decoder.fc1.weight"] == "net.decoder.fc1.weight"
+    assert {entry.target for entry in mapping.having("guessed")} == {key for key in target if "encoder" in key}
+    others = {entry.target: str(option) for entry in mapping.entries for q in entry.questions for option in q.options}
+    assert others["encoder.fc1.weight"] == "net.encoder.fc1.weight"
+    stayed = part("net.encoder", 16, 8) | part("decoder", 12, 8) | part("encoder", 16, 8) | ends
+    assert port(signature(stayed), wanted(target))["encoder.fc1.weight"].status == "mapped"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from ..forms.branches import flows_into
 from ..matching.evidence import Kind
@@ -286,13 +286,16 @@ def _crossed(
 
 
 def _in_one_order(block: Iterable[Pair], other: Iterable[Pair]) -> bool:
-    """Return whether the first pair of BLOCK and the first pair of OTHER are in one order in the graphs of both codes:
-    in both, the output of the first flows into the second, or in both the other way round. Layers between the two do
-    not matter. False if a code was not followed, or if neither flows into the other.
+    """Return whether the pairs of BLOCK and those of OTHER are in one order in the graphs of both codes: in both, the
+    output of the one flows into the other, or in both the other way round. The first two of them count, one of each
+    block, of which one flows into the other in the model: blocks may begin with layers that run beside each other.
+    Layers between the two do not matter. False if a code was not followed, or if none flows into another.
     """
-    (t, s), (t2, s2) = (next(iter(pairs)) for pairs in (block, other))
-    ways = [(flows_into(a, b), flows_into(b, a)) for a, b in ((t, t2), (s, s2))]
-    return any(ways[0]) and ways[0] == ways[1]
+    for (t, s), (t2, s2) in product(block, other):
+        ways = flows_into(t, t2), flows_into(t2, t)
+        if any(ways):
+            return ways == (flows_into(s, s2), flows_into(s2, s))
+    return False
 
 
 def _fitting(kinds: Collection[_Kind]) -> Iterator[tuple[_Kind, _Kind]]:

@@ -34,7 +34,7 @@ from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
 from .telling_apart import SUPPORT, TELLING, Split
-from .units import SOME, Pair, Path, Unit, hard_conflict, label_of, natural, related, similarity, units_of
+from .units import SOME, Pair, Path, Unit, hard_conflict, label_of, natural, related, series, similarity, units_of
 
 #: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
 _FEW_SPARE = 0.1
@@ -122,6 +122,7 @@ class Matcher:
         self.classes: Classes = Classes(self.cells, self.scopes)
         self.orders: Orders = Orders(self.cells, self.sequences, self.scopes)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
+        self._whole: set[tuple[Path, Path]] | None = None
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
@@ -360,6 +361,14 @@ class Matcher:
                 t.support = rule.name if verdict else t.support
                 return verdict
         return False
+
+    def in_whole_modules(self, t: Unit, s: Unit) -> bool:
+        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or the units of some other
+        decided pair are whose paths, without their numbers, are those of T and S: one side may lack a layer in a block.
+        """
+        if self._whole is None:
+            self._whole = {(series(a), series(b)) for a, b in self.cells.pairs() if self.scopes.same(a, b)}
+        return self.scopes.same(t, s) or (series(t), series(s)) in self._whole
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
         """Return whether T or S (with BOTH: T and S) is in a module, not the outermost, that holds other units of its

@@ -181,14 +181,14 @@ class Naming:
         If that splits nothing, the rules of other series in the same two modules count (`Ways.beside`), for cells with
         equally many units of both sides that are one series on each side. Such a rule has to take the numbers of the
         targets to just those of the sources, and all rules that do so have to make the same pairs. Only the first cell
-        that they split is split.
+        that they split is split. Levels do not number a list that takes them in the opposite order (`Levels.against`).
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
         for targets, sources in self.cells.even():
             one, other = common(t.path for t in targets), common(s.path for s in sources)
-            if one is None or other is None:
+            if one is None or other is None or self._levels.against(one[0], other[0]):
                 continue
             rules = known.beside(one[0], other[0])
             fitting = {numbers for a, b in rules if {*(numbers := tuple(a * n + b for n in one[1]))} == {*other[1]}}

@@ -232,9 +232,10 @@ SUPPORT: tuple[Rule[Support], ...] = in_order(
     Rule(
         "one name or one module",
         30,
-        "The two layers have one name, or are in two modules that match as a whole.",
+        "The two layers have one name, or are in two modules that match as a whole, or equal layers of other blocks "
+        "are in such modules.",
         "Not only the kind of the layer is equal.",
-        lambda matcher, t, s: True if matcher.scopes.same(t, s) or of_one_name(t, s) else None,
+        lambda matcher, t, s: True if matcher.in_whole_modules(t, s) or of_one_name(t, s) else None,
     ),
     Rule(
         "a similar name",

@@ -16,9 +16,9 @@ from ..matching.units import Pair, Unit, block_of, by_block
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, in_doubt, look_alikes
+from .alike import MOST, across_blocks, in_doubt, look_alikes, of_the_modules_beside
 from .belief import Belief
-from .both_flows import pair_by_flow, settle_by_flow
+from .both_flows import pair_by_flow, pair_by_use, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import exchange_together, rearrange, take_up
@@ -43,6 +43,11 @@ class Weighing:
     def pairs(self) -> list[Pair]:
         """Return the pairs (target, source) as they are now, in the list that the rules change."""
         return self.matching.pairs
+
+    @property
+    def followed(self) -> bool:
+        """Return whether the forward passes of the model and of the source's code were followed."""
+        return self.sequences.traced and self.sequences.source_traced
 
     @property
     def swaps(self) -> Swaps:
@@ -76,10 +81,11 @@ def _count_backwards(pairs: list[Pair]) -> None:
 
 
 def _pair_by_flow(weighing: Weighing) -> None:
-    """Pair layers by the graphs of both codes (`pair_by_flow`), and update the evidence about swaps if pairs were
-    changed.
+    """Pair layers by what both codes run (`pair_by_use`, if both were followed) and by their graphs (`pair_by_flow`),
+    and update the evidence about swaps if pairs were changed.
     """
-    if pair_by_flow(weighing.matching):
+    changed = weighing.followed and pair_by_use(weighing.matching)
+    if pair_by_flow(weighing.matching) or changed:
         weighing.swaps.see_pairs()
 
 
@@ -114,7 +120,11 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
     while True:
         certain = Anchors(_certain(pairs, _in_question(left)))
         before = left
-        left = [(one, other, why) for one, other, why in left if not in_company(one, other, certain, least=2)]
+        left = [
+            (one, other, why)
+            for one, other, why in left
+            if not in_company(one, other, certain, least=2, loose=swaps.loose)
+        ]
         if left == before:
             break
     for one, other, question in left:
@@ -122,7 +132,7 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
     for one, other, why in found:
         if why or by_names(one, other) == "sure" or held_so(one, other):
             continue
-        if in_company(*crossed(one, other), certain):
+        if in_company(*crossed(one, other), certain, loose=swaps.loose):
             doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
 
 
@@ -140,6 +150,15 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
         kept = not places_fall(one, other) and in_company(one, other, around[:MOST])
         if not swaps.contents.fit_only_so(one, other) and not kept:
             doubt_both(one, other, reason)
+
+
+def _weigh_the_modules_beside(weighing: Weighing) -> None:
+    """Ask both pairs of each swap that `of_the_modules_beside` finds its question, unless both codes run just the same
+    one of the two (`Swaps.run_apart`).
+    """
+    for one, other, question in of_the_modules_beside(weighing.pairs):
+        if not weighing.swaps.run_apart(one, other):
+            doubt_both(one, other, question)
 
 
 def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit]]]) -> set[int]:
@@ -198,8 +217,9 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "places in both graphs",
         50,
-        "In the graphs of both codes, this layer and its source come after the same layers.",
-        "Names paired layers that come after other layers in one code than in the other; no pair does so now.",
+        "In the graphs of both codes, this layer and its source come after the same layers, or neither is run.",
+        "Names paired layers that come after other layers in one code than in the other, or that only one of the codes "
+        "runs; no pair is so now.",
         _pair_by_flow,
         when="the forward passes of the model and of the source's code were followed",
     ),
@@ -217,6 +237,14 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "The evidence is as good if the pair exchanges tensors with a look-alike of another block.",
         "Names or neighbours support the swap, or the two layers are parallel in the model.",
         lambda weighing: _weigh_across_blocks(weighing.swaps),
+        Strength.OPEN,
+    ),
+    Rule(
+        "modules beside it",
+        75,
+        "The modules beside this one come from the part of the source where another look-alike has its name.",
+        "Two parts of a model may exchange their names, and a part with the old name of the other is no evidence then.",
+        _weigh_the_modules_beside,
         Strength.OPEN,
     ),
     Rule(

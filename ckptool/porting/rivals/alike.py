@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, permutations
 
 from ..forms.branches import beside
-from ..matching.units import Pair, Unit, block_of, by_block, series
+from ..matching.units import Pair, Path, Unit, block_of, by_block, series
 from ..questions import Question, Reason, ask
+from ..words import common_start
 from .company import crossed, in_company
 from .names import by_names
 from .swaps import Swaps, places_fall
@@ -66,6 +67,35 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
     it (`_by_lists`). Couples may come several times.
     """
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps), *_by_lists(swaps)]
+
+
+def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
+    """Yield (pair, pair, question BESIDE_FOR_SWAP) for look-alikes (T, S) and (T2, S2) if S2 has the name that T has,
+    and is in the module of the source that the modules beside that of T come from: T is `x.encoder.a` and S2
+    `x.net.encoder.a`, while `x.decoder` comes from `x.net.decoder`. It does not count that T and S have one name, which
+    code may have given to another part.
+
+    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it; and T2 and S2 may not
+    have as much of their names in common as T and S2. Of each shape and kind, the first 64 pairs are compared.
+    """
+    beside: dict[tuple[Path, Path], list[str]] = defaultdict(list)
+    for pair in pairs:
+        own, theirs, name = _apart(*pair)
+        if len(name) > 1 and own != theirs:
+            beside[own, theirs].append(name[0])
+    for group in by_look(pairs).values() if beside else ():
+        for one, other in permutations(group[:MOST], 2):
+            own, theirs, name = _apart(one[0], other[1])
+            heads = beside.get((own, theirs), []) if len(name) > 1 and not name[0].isdecimal() else []
+            shown = sum(head != name[0] and not head.isdecimal() for head in heads) > 1
+            if shown and len(_apart(*other)[2]) < len(name) <= len(_apart(*one)[2]):
+                yield one, other, ask(Reason.BESIDE_FOR_SWAP, ".".join(theirs))
+
+
+def _apart(t: Unit, s: Unit) -> tuple[Path, Path, Path]:
+    """Return the paths of T and S without the components that both end with, and these components."""
+    both = common_start((t.path[::-1], s.path[::-1]))
+    return t.path[: len(t.path) - both], s.path[: len(s.path) - both], t.path[len(t.path) - both :]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:

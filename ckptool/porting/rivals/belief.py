@@ -14,6 +14,8 @@ from .names import by_numbers
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
 BELIEVED = 0.85
+#: The name of the order of the numbers in the names of the source.
+NUMBERED = "order of its numbers"
 #: A block in which less than this many couples tell about an order is judged by the whole model.
 _FEW = 3
 
@@ -52,7 +54,7 @@ def orders_of(sequences: Sequences) -> list[Order]:
     if sequences.ordered:
         found.append(Order("registration order", partial(_vote, _stored, _stored), _stored))
     if sequences.traced:
-        found.append(Order("order of its numbers", _counted, _used))
+        found.append(Order(NUMBERED, _counted, _used))
     return found
 
 

@@ -28,7 +28,9 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
     return (one[0], other[1]), (other[0], one[1])
 
 
-def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1) -> bool:
+def in_company(
+    one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least: int = 1, *, loose: bool = False
+) -> bool:
     """Return whether certain pairs near ONE and OTHER, two pairs of look-alikes, show that these two are right as they
     are, and not swapped.
 
@@ -47,19 +49,27 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
             may be chance. A certain pair counts twice if it is nearer to the same one by its path on both sides; or if
             it runs next to one of the two, is no parallel branch of ONE, and shares more words with the source of this
             one.
+        loose: whether no order of all layers is reliable (`Swaps.loose`). Then less counts: a common series makes a
+            vote only with a common series, and numbers make none if the two are not in equally many lists. Code may
+            number all convolutions of a block in one series, and a layer of it is not nearer to these than one with a
+            name, or in a list of its own.
     """
+    if loose and not in_company(one, other, anchors, least):
+        return False
     with_us = against = vouching = 0
     near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
     for t, s in anchors.near(one[0], other[0]) if isinstance(anchors, Anchors) else anchors:
         # at the end of a block the next one begins, whatever that has to do with it
         next_to = _next_to(one[0], t) - _next_to(other[0], t) if nearness(one[0], t) >= near else 0
-        here = [*_nearer(one[0], other[0], t), next_to]
+        here = [*_nearer(one[0], other[0], t, loose=loose), next_to]
         if not any(here):
             continue  # what is as near to both says nothing, and in a large block most of it is
-        there = _nearer(one[1], other[1], s)
+        there = _nearer(one[1], other[1], s, loose=loose)
         if here[0] * there[0] < 0:
             return False
-        votes = [a * b for a in here for b in there]
+        votes = [
+            a * b for i, a in enumerate(here) for j, b in enumerate(there) if not loose or (i == _LINE) == (j == _LINE)
+        ]
         for_us = sum(vote > 0 for vote in votes)
         with_us += for_us
         against += sum(vote < 0 for vote in votes)
@@ -69,11 +79,19 @@ def in_company(one: Pair, other: Pair, anchors: Anchors | Iterable[Pair], least:
     return with_us > 2 * against and vouching >= least
 
 
-def _nearer(one: Unit, other: Unit, anchor: Unit) -> list[int]:
+#: The place of a common series in the result of `_nearer`.
+_LINE = 2
+
+
+def _nearer(one: Unit, other: Unit, anchor: Unit, *, loose: bool) -> list[int]:
     """Return how much nearer ANCHOR is to ONE than to OTHER, less than 0 if it is nearer to OTHER, in four ways: by its
-    path (`nearness`), shared words (`_kinship`), a common series (`_in_line`), and equal numbers (`counted_alike`).
+    path (`nearness`), shared words (`_kinship`), a common series (`_in_line`), and equal numbers (`counted_alike`). If
+    LOOSE is true, the last is 0 if ONE and OTHER are not in equally many lists, unless they are batch norms.
     """
-    return [way(one, anchor) - way(other, anchor) for way in (nearness, _kinship, _in_line, counted_alike)]
+    ways = [nearness, _kinship, _in_line, counted_alike]
+    found = [way(one, anchor) - way(other, anchor) for way in ways]
+    of_its_own = len(list_places(one)) != len(list_places(other)) and "running_var" not in one.pieces
+    return [*found[:-1], 0] if loose and of_its_own else found
 
 
 def _kinship(one: Unit, other: Unit) -> int:

@@ -43,7 +43,8 @@ def settle(matching: Matching, swaps: Swaps) -> None:
     def in_better_company(one: Pair, other: Pair) -> bool:
         around = certain.around(one, other)
         least = 1 if block_of(one[0].path) == block_of(other[0].path) else 2
-        return in_company(one, other, around, least) and not in_company(*crossed(one, other), around)
+        beside = in_company(one, other, around, least, loose=swaps.loose)
+        return beside and not in_company(*crossed(one, other), around, loose=swaps.loose)
 
     _answer(
         matching,

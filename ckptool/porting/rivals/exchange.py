@@ -143,7 +143,7 @@ def _is_settled(one: Pair, other: Pair, swaps: Swaps, certain: Certain) -> bool:
         return True
     if by_numbers(one, other) > 0 and all(map(_called_alike, (one, other))):
         return True
-    if in_company(one, other, certain.around(one, other), least=2):
+    if in_company(one, other, certain.around(one, other), least=2, loose=swaps.loose):
         return True
     within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
     return within and swaps.reason_in_row(one, other) is None
@@ -198,7 +198,8 @@ def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
         score = -4.0
     score += 1.5 * by_numbers(one, other)
     weight = 1.0 if block_of(one[0].path) == block_of(other[0].path) else 3.0  # a block comes from one place
-    score += weight * (in_company(one, other, around) - in_company(*swap, around))
+    loose = swaps.loose
+    score += weight * (in_company(one, other, around, loose=loose) - in_company(*swap, around, loose=loose))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
     believed = {order.name: 1.0 if swaps.overall[order.name] >= BELIEVED else 0.25 for order in swaps.orders}

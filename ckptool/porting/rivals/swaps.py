@@ -14,7 +14,7 @@ from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from ..words import common_start
-from .belief import BELIEVED, concordance, orders_of
+from .belief import BELIEVED, NUMBERED, concordance, orders_of
 from .insides import Contents
 from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
 
@@ -38,13 +38,17 @@ class Swaps:
         orders: the orders in which both sides can be compared (`orders_of`).
         overall: name of an order -> how reliable it was in the whole model at the start, 0 to 1 (`concordance`).
         contents: the contents of the modules of both sides.
+        loose: whether both sides have an order of all layers, and none of these is reliable in the whole model.
     """
 
     def __init__(self, matching: Matching, sequences: Sequences) -> None:
         self.pairs = matching.pairs
         self.orders = orders_of(sequences)
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
+        places = [self.overall[order.name] for order in self.orders if order.name != NUMBERED]
+        self.loose = max(places, default=1.0) < BELIEVED
         self.contents = Contents(matching)
+        self._followed = sequences.traced and sequences.source_traced
         self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
         self._rows: dict[_Row, list[Pair]] = defaultdict(list)
@@ -65,7 +69,8 @@ class Swaps:
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; it is not asked
-        here. It is the result of `reason_in_row`, unless that is False; then:
+        here. None if both codes run just the same one of the two (`run_apart`). Else it is the result of
+        `reason_in_row`, unless that is False; then:
 
         - RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
           that is 0.85 reliable or more is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
@@ -79,6 +84,8 @@ class Swaps:
             The question; None if names, numbers, places or modules exclude the swap; False if only an order excludes
             it, or if nothing tells the two apart.
         """
+        if self.run_apart(one, other):
+            return None
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
         if found is False and beside(one[0], other[0]):
@@ -88,6 +95,11 @@ class Swaps:
         if found is False and self._is_added(one[1], other[1]):
             return ask(Reason.NAMED_AS_ADDED)
         return found
+
+    def run_apart(self, one: Pair, other: Pair) -> bool:
+        """Return whether both codes were followed, and both run just the same one of the pairs ONE and OTHER."""
+        ran = {tuple(unit.used is not None for unit in pair) for pair in (one, other)}
+        return self._followed and ran == {(True, True), (False, False)}
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
         """Return whether one of the sources ONE and OTHER has the name of a layer that was added to the code later, so
