@@ -2,13 +2,13 @@
 
 `forward_pass.Follower` gives each call of a torch function to one class for each idea, in a file of its own:
 
-- `views`, `products`: which parameter a tensor is or stands for, and which of its dimensions are inputs;
-- `outputs`, `channels`: which layers a tensor was computed from, and which of them make which of its channels;
-- `projections`, `named_parts`: how code splits what a layer gives, and what it calls the parts;
+- `views_of_parameters`, `products`: which parameter a tensor is or stands for, and which of its dimensions are inputs;
+- `layers_behind`, `channels`: which layers a tensor was computed from, and which of them make which of its channels;
+- `split_outputs`, `named_parts`: how code splits what a layer gives, and what it calls the parts;
 - `feature_maps`, `patches`, `side_by_side`: how code flattens maps, cuts pictures, and puts neighbours side by side;
 - `attention`, `gating`, `recurrent`: which layer is a query, which a gate, which rows of an LSTM are which gate;
-- `rotary`, `bypass`: which outputs a rotary embedding pairs, and which parts go past other layers;
-- `factors`, `tables`, `batch_norms`: numbers that multiply, rows that are looked up, and layers before norms.
+- `rotated`, `bypass`: which outputs a rotary embedding pairs, and which parts go past other layers;
+- `multiplied`, `looked_up`, `batch_norms`: numbers that multiply, rows that are looked up, and layers before norms.
 
 To note something new, write a class with a method `see(call, ...)` in a file of its own, call it in
 `Follower._observe`, and add a field to `signature.Facts`.

@@ -19,20 +19,20 @@ from .attention import Attention
 from .batch_norms import BatchNorms
 from .bypass import Bypasses
 from .channels import Channels
-from .factors import Factors, number_in
 from .feature_maps import FeatureMaps
 from .gating import Gating
+from .layers_behind import Outputs
+from .looked_up import Tables
+from .multiplied import Factors, number_in
 from .named_parts import NamedParts
-from .outputs import Outputs
 from .patches import Patches
 from .products import Products
-from .projections import Projections
 from .recurrent import Cells
-from .rotary import Rotary
+from .rotated import Rotary
 from .side_by_side import SideBySide
-from .tables import Tables
+from .split_outputs import Projections
 from .use import Use, Uses
-from .views import MEMBERS, VIEWS, Views
+from .views_of_parameters import MEMBERS, VIEWS, Views
 
 #: Whether a note that fails stops the pass, as in tests.
 strict = False

@@ -8,7 +8,7 @@ import torch
 
 from ..call import Call, summed_dim
 from .use import Uses
-from .views import Views
+from .views_of_parameters import Views
 
 #: Functions that multiply their first argument with their second one from the right.
 _FROM_THE_RIGHT = frozenset("matmul __matmul__ mm bmm".split())

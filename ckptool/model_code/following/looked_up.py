@@ -7,9 +7,9 @@ from typing import Any
 
 from ..call import ADDS, LOOKS, MULTIPLIES, UNCHANGED, Call
 from ..signature import Facts
-from .factors import number_in
+from .multiplied import number_in
 from .use import Uses
-from .views import VIEWS
+from .views_of_parameters import VIEWS
 
 #: Functions of rows of one_hot whose results are such rows, or columns; `view` and `reshape` if the rows stay whole.
 _KEEPS_ONES = VIEWS | {"type_as"}
