@@ -393,6 +393,15 @@ def around(paths: Sequence[Path]) -> Path:
     return paths[0][: common_start([path[:-1] for path in paths])]
 
 
+def apart(one: Unit, other: Unit) -> tuple[Path, Path, Path]:
+    """Return the paths of ONE and OTHER without the components that both end with, and these components:
+    (("x",), ("x", "net"), ("encoder", "fc")) for `x.encoder.fc` and `x.net.encoder.fc`.
+    """
+    end = common_start((one.path[::-1], other.path[::-1]))
+    at, there = len(one.path) - end, len(other.path) - end
+    return one.path[:at], other.path[:there], one.path[at:]
+
+
 def nearness(one: Unit, other: Unit) -> int:
     """Return how many components the paths of ONE and OTHER share from the front."""
     if one.path[:1] != other.path[:1]:

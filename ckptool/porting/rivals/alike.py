@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, permutations
 
 from ..forms.branches import beside
-from ..matching.units import Pair, Path, Unit, block_of, by_block, series
+from ..matching.units import Pair, Path, Unit, apart, block_of, by_block, series
 from ..questions import Question, Reason, ask
-from ..words import common_start
 from .company import crossed, in_company
 from .names import by_names
 from .swaps import Swaps, places_fall
@@ -80,22 +79,16 @@ def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
     """
     beside: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for pair in pairs:
-        own, theirs, name = _apart(*pair)
+        own, theirs, name = apart(*pair)
         if len(name) > 1 and own != theirs:
             beside[own, theirs].append(name[0])
     for group in by_look(pairs).values() if beside else ():
         for one, other in permutations(group[:MOST], 2):
-            own, theirs, name = _apart(one[0], other[1])
+            own, theirs, name = apart(one[0], other[1])
             heads = beside.get((own, theirs), []) if len(name) > 1 and not name[0].isdecimal() else []
             shown = sum(head != name[0] and not head.isdecimal() for head in heads) > 1
-            if shown and len(_apart(*other)[2]) < len(name) <= len(_apart(*one)[2]):
+            if shown and len(apart(*other)[2]) < len(name) <= len(apart(*one)[2]):
                 yield one, other, ask(Reason.BESIDE_FOR_SWAP, ".".join(theirs))
-
-
-def _apart(t: Unit, s: Unit) -> tuple[Path, Path, Path]:
-    """Return the paths of T and S without the components that both end with, and these components."""
-    both = common_start((t.path[::-1], s.path[::-1]))
-    return t.path[: len(t.path) - both], s.path[: len(s.path) - both], t.path[len(t.path) - both :]
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:

@@ -16,9 +16,8 @@ from itertools import product
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Path, Unit, hard_conflict
+from ..matching.units import Pair, Path, Unit, apart, hard_conflict
 from ..questions import Reason, Topic, answered
-from ..words import common_start
 
 #: With more pairs than this, each would be compared with too many others.
 _MOST = 1500
@@ -130,12 +129,12 @@ def pair_by_use(matching: Matching) -> bool:
     """
     pairs = matching.pairs
     ran = [[pair[side].used is not None for pair in pairs] for side in (0, 1)]
-    apart = [at for at, (own, theirs) in enumerate(zip(*ran, strict=True)) if own != theirs]
+    one_sided = [at for at, (own, theirs) in enumerate(zip(*ran, strict=True)) if own != theirs]
     modules: dict[tuple[Path, ...], list[tuple[int, int]]] = defaultdict(list)
-    for one, other in product(apart, apart):
+    for one, other in product(one_sided, one_sided):
         (t, s), (t2, s2) = pairs[one], pairs[other]
         if ran[0][one] and ran[1][other] and t.colour == t2.colour:
-            modules[_modules(t, t2) + _modules(s, s2)].append((one, other))
+            modules[apart(t, t2)[:2] + apart(s, s2)[:2]].append((one, other))
     exchanged: set[int] = set()
     for (own, second, *_), couples in sorted(modules.items(), key=lambda found: -len(found[1])):
         places = {at for couple in couples for at in couple}
@@ -152,12 +151,6 @@ def pair_by_use(matching: Matching) -> bool:
                 unit.exchange("places in both graphs", Kind.GRAPHS)
         exchanged |= places
     return bool(exchanged)
-
-
-def _modules(one: Unit, other: Unit) -> tuple[Path, Path]:
-    """Return the paths of ONE and OTHER without the components that both end with."""
-    end = common_start((one.path[::-1], other.path[::-1]))
-    return one.path[: len(one.path) - end], other.path[: len(other.path) - end]
 
 
 def _held_by_names(one: Pair, other: Pair) -> bool:
