@@ -45,6 +45,18 @@ def test_a_look_alike_in_the_module_that_no_name_tells_apart_is_a_question() -> 
     assert found(port(signature(source), wanted(TARGET, used=TARGET)), "fc8.weight").status == "guessed"
 
 
+def test_a_look_alike_in_a_part_that_the_model_lacks_is_no_question() -> None:
+    """An encoder is taken from an autoencoder; one layer of the decoder alone says nothing."""
+    source: Shapes = {"cls_token": (1, 1, 8), "pos_embed": (1, 17, 8)} | layer("embed", 8, 48)
+    source |= {"decoder_pos_embed": (1, 17, 8)}
+    target: Shapes = {"class_token": (1, 1, 8), "position": (1, 17, 8)}
+    entry = found(port(signature(source), wanted(target)), "position")
+    assert (str(entry.expr), entry.status) == ("pos_embed", "guessed")
+    source |= layer("decoder_embed", 4, 8)
+    entry = found(port(signature(source), wanted(target)), "position")
+    assert (str(entry.expr), entry.status) == ("pos_embed", "mapped")
+
+
 def test_the_layer_that_other_blocks_use_is_taken() -> None:
     source: Shapes = {}
     target: Shapes = {}

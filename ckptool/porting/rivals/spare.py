@@ -23,16 +23,18 @@ def doubt_beside_spares(matching: Matching) -> None:
     """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same module, or in the same
     block, has no partner, and would fit as well (`_fits_as_well`). If this one is called like the sources of related
     targets (`_called_like`), the two change places. Pairs with a doubt, equal names or equal neighbours on both sides
-    are not asked about.
+    are not asked about, nor is a look-alike in a part that the model lacks (`_words_of_parts_left_out`).
     """
     spare: dict[object, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(1):
         spare[unit.colour, block_of(unit.path)].append(unit)
     names = _names(matching.pairs) if spare else {}
+    gone = _words_of_parts_left_out(matching) if spare else frozenset()
     for at, (t, s) in enumerate(matching.pairs):
         if t.told_by(Kind.NAME) or t.told_by(Kind.BETWEEN) or t.doubts:
             continue
-        found = [u for u in spare[s.colour, block_of(s.path)] if _fits_as_well(t, s, u, names)]
+        beside = [u for u in spare[s.colour, block_of(s.path)] if gone.isdisjoint({*u.words} - {*s.words})]
+        found = [u for u in beside if _fits_as_well(t, s, u, names)]
         if not found:
             continue
         best = next((u for u in found if u in matching.free_sources and _called_like(_related(t), u, names)), s)
@@ -42,6 +44,15 @@ def doubt_beside_spares(matching: Matching) -> None:
             t.exchange("spare beside it", Kind.SERIES)
         options = tuple(s if u is best else u for u in found)
         t.ask(Question(Reason.SPARE_BESIDE, (".".join(best.path), ".".join(options[0].path)), options))
+
+
+def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
+    """Return the words that two or more sources without a partner have in common, and no source of a pair: `decoder`, if
+    the model has the encoder of an autoencoder alone.
+    """
+    left = Counter(word for unit in matching.free_sources for word in unit.words)
+    used = {word for _, s in matching.pairs for word in s.words}
+    return frozenset(word for word, count in left.items() if count > 1 and word not in used)
 
 
 def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
