@@ -114,7 +114,7 @@ def is_state_dict(node: Any, *, alone: bool = False) -> bool:
     for key, value in node.entries:
         if not isinstance(key, str):
             return False
-        if "." not in key and is_training_state(key):
+        if "." not in key and is_training_state(key) and weights_of_optimizer(value) is None:
             continue
         if is_tensor(value):
             tensors += 1
@@ -172,6 +172,11 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
             for key, value in below
             if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
         ]
+        inner += [
+            (((trail, key), "target"), weights, True)
+            for key, value in below
+            if is_training_state(key) and (weights := weights_of_optimizer(value)) is not None
+        ]
         pending.extend(reversed(inner))
     return [one for usual, one in found if usual] or [one for _, one in found]
 
@@ -209,6 +214,15 @@ def _holds_modules(node: Any, known: dict[int, bool]) -> bool:
 
 def _holds_others(node: Any) -> bool:
     return is_mapping(node) or isinstance(node, List | tuple)
+
+
+def weights_of_optimizer(node: Any) -> Any:
+    """The weights in an optimizer of old Flax, a dict of `target` (the weights) and `state` (the optimizer's own), in
+    which T5X keeps all that it saves (`flax.optim.Optimizer`). None for other optimizers.
+    """
+    if not is_mapping(node) or {*key_column(node.entries)} != {"target", "state"}:
+        return None
+    return next((value for key, value in node.entries if key == "target" and _holds_others(value)), None)
 
 
 def _is_optimizer(node: Mapped) -> bool:

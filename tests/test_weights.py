@@ -53,6 +53,7 @@ def array():
 ONE = {
     "bare": ("", weights()),
     "torch examples": ("state_dict", {"epoch": 1, "arch": "vgg", "state_dict": weights(), "optimizer": optimizer()}),
+    "T5X": ("optimizer/target", {"version": T, "optimizer": {"target": weights(), "state": {"step": T}}}),
     "Lightning": (
         "state_dict",
         {

@@ -171,9 +171,16 @@ def flattened(tree: Any, where: object) -> Dict:
     apart = any(is_training_state(key) or not isinstance(value, dict | LazyTensor) for key, value in tree.items())
     if not apart:
         return named(_leaves(tree), where)
-    return Dict(
-        [(key, named(_leaves(v), where) if isinstance(v, dict) else v) for key, v in tree.items()], ordered=True
-    )
+    return Dict([(key, _entry(key, value, where)) for key, value in tree.items()], ordered=True)
+
+
+def _entry(key: str, value: Any, where: object) -> Any:
+    """A tree beside training state as a state dict; an optimizer of old Flax as two, `target` being the weights."""
+    if not isinstance(value, dict):
+        return value
+    if is_training_state(key) and value.keys() == {"target", "state"}:
+        return Dict([(name, _entry(name, below, where)) for name, below in value.items()], ordered=True)
+    return named(_leaves(value), where)
 
 
 def _leaves(tree: dict[str, Any]) -> list[tuple[str, Any]]:

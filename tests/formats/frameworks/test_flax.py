@@ -31,6 +31,25 @@ def test_values_stay_in_the_file():
     assert isinstance(ckptool.open(HERE / "flax-chunked.msgpack").state_dict()["w"].source(), Joined)
 
 
+def test_the_weights_in_an_optimizer_of_old_flax_are_the_state_dict(tmp_path):
+    """`{"optimizer": {"target": {"fc": {"kernel": …}}, "state": {"step": 3}}}`, as T5X saves."""
+    target = b"\x81" + text("fc") + b"\x81" + text("kernel") + array([2], "float32", bytes(8))
+    raw = (
+        b"\x81"
+        + text("optimizer")
+        + b"\x82"
+        + text("target")
+        + target
+        + text("state")
+        + b"\x81"
+        + text("step")
+        + b"\x03"
+    )
+    (tmp_path / "x.msgpack").write_bytes(raw)
+    (found,) = ckptool.open(tmp_path / "x.msgpack").state_dicts()
+    assert (found.path, list(found.tensors)) == ("optimizer/target", ["fc/kernel"])
+
+
 def test_numbers_beside_the_arrays_are_values():
     values = dict(ckptool.open(HERE / "flax.msgpack").root.entries)
     assert (values["step"], values["lr"], values["flag"], values["none"]) == (3, 1e-3, True, None)
