@@ -47,7 +47,7 @@ def doubt_beside_spares(matching: Matching) -> None:
 
 
 def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
-    """Return the words that two or more sources without a partner have in common, and no source of a pair: `decoder`, if
+    """Return the words that two or more sources without a partner share, and no source of a pair has: `decoder`, if
     the model has the encoder of an autoencoder alone.
     """
     left = Counter(word for unit in matching.free_sources for word in unit.words)
