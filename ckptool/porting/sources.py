@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -81,7 +81,7 @@ def match_signature(
     found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
     scale = _lora_scale(ckpt)
     if len(found) > _MOST_PARTS and all(_is_one_module(weights) for weights in found):
-        return _all_together(ckpt, found, target, hints, scale, source_code)
+        return _all_together(ckpt, [*found, *_around_modules(ckpt, found)], target, hints, scale, source_code)
     several, found = len(found), likely(found, target)
     made: list[tuple[StateDict, Mapping]] = []
     others: NotFound | None = None
@@ -135,8 +135,23 @@ def _beside(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
     the name of a key in FOUND. A dict of which no tensor is left gives none.
     """
     taken = {key for weights in found for key in weights.tensors}
+    return _directly_in(ckpt, [weights.path.rpartition("/")[0] for weights in found if weights.path], taken)
+
+
+def _around_modules(ckpt: Checkpoint, found: Sequence[StateDict]) -> list[StateDict]:
+    """Return a further state dict for each dict of CKPT around the state dicts FOUND, at any distance, that directly
+    holds tensors of floating type: in a tree of modules, the positions of an encoder stand beside its layers.
+    """
+    names = [weights.path.split("/") for weights in found if weights.path]
+    return _directly_in(ckpt, ["/".join(parts[:n]) for parts in names for n in range(len(parts))])
+
+
+def _directly_in(ckpt: Checkpoint, paths: Iterable[str], taken: Container[str] = ()) -> list[StateDict]:
+    """Return the tensors of floating type that the dicts of CKPT at PATHS hold directly, as a state dict for each dict,
+    without those whose name is in TAKEN.
+    """
     made = []
-    for path in dict.fromkeys(weights.path.rpartition("/")[0] for weights in found if weights.path):
+    for path in dict.fromkeys(paths):
         node = descend(ckpt.root, path)
         own = [(key, value) for key, value in getattr(node, "entries", ()) if isinstance(value, LazyTensor)]
         own = [(key, value) for key, value in own if value.dtype.is_floating and key not in taken]

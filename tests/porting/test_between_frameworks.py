@@ -328,3 +328,28 @@ def test_a_dense_layer_is_not_exchanged_in_silence_with_a_part_of_an_attention_o
         entry = mapping[f"{target}.weight"]
         assert entry.status != "mapped" or wanted in str(entry.expr), (target, str(entry.expr))
         assert entry.expr is not None
+
+
+def test_tensors_beside_the_modules_of_a_tree_are_read(torch):
+    """In a tree of modules, positions and a temperature stand beside dicts, and not in one with other tensors."""
+
+    def dense(rows, columns):
+        return {"kernel": torch.randn(rows, columns), "bias": torch.randn(columns)}
+
+    layers = {
+        f"layer_{n}": {"fc1": dense(6, 8), "fc2": dense(8, 6), "norm": {"scale": torch.rand(6) + 1}} for n in range(4)
+    }
+    tree = {"params": {"temperature": torch.tensor(2.0), "encoder": {"pos_embedding": torch.randn(1, 5, 6), **layers}}}
+    net = torch.nn.Module()
+    net.temperature = torch.nn.Parameter(torch.tensor(1.0))
+    net.encoder = torch.nn.Module()
+    net.encoder.positions = torch.nn.Parameter(torch.randn(5, 6))
+    net.encoder.layers = torch.nn.ModuleList()
+    for _ in range(4):
+        layer = torch.nn.ModuleDict({"fc1": torch.nn.Linear(6, 8), "fc2": torch.nn.Linear(8, 6)})
+        layer["norm"] = torch.nn.RMSNorm(6)
+        net.encoder.layers.append(layer)
+    ckptool.load_into(net, tree, mapping=ckptool.transfer(tree, net))
+    assert net.temperature == 2.0
+    assert net.encoder.positions.equal(tree["params"]["encoder"]["pos_embedding"][0])
+    assert net.encoder.layers[3]["fc2"].weight.equal(layers["layer_3"]["fc2"]["kernel"].T)
