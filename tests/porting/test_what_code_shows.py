@@ -160,9 +160,11 @@ class Gain(nn.Module):
 class Words(nn.Module):
     """One attention over words and computed positions, with or without a factor on the words."""
 
-    def __init__(self, names: tuple[str, str], times: float, *, positions: str = "computed") -> None:
+    def __init__(
+        self, names: tuple[str, str], times: float, *, positions: str = "computed", masked: str = "no"
+    ) -> None:
         super().__init__()
-        self.names, self.times, self.kind = names, times, positions
+        self.names, self.times, self.kind, self.masked = names, times, positions, masked
         self.add_module(names[0], nn.Embedding(20, 16))
         self.add_module(names[1], nn.Module())
         for name in "qkv":
@@ -172,7 +174,11 @@ class Words(nn.Module):
 
     def forward(self, ids: Any) -> Any:
         x = getattr(self, self.names[0])(ids)
+        if self.masked == "before":
+            x = x.masked_fill((ids == 3)[..., None], 0.0)
         x = x * self.times if self.times != 1 else x
+        if self.masked == "after":
+            x.masked_fill_((ids == 3)[..., None], 0.0)
         places = torch.arange(ids.shape[1])
         if self.kind != "none":
             x = F.dropout(x, training=self.training)
@@ -187,6 +193,12 @@ def test_code_shows_that_it_multiplies_the_rows_of_a_table(times: tuple[float, f
     mapping = ported(theirs, own, "int64[2,5]")
     assert [e.target for e in mapping.having("guessed")] == (["tokens.weight"] if times[0] != times[1] else [])
     assert same_outputs(mapping, theirs, own, torch.randint(0, 20, (2, 5)))
+
+
+@pytest.mark.parametrize("masked", [("before", "after"), ("after", "before"), ("no", "before"), ("after", "no")])
+def test_rows_may_be_masked_before_or_after_they_are_multiplied(masked: tuple[str, str]) -> None:
+    theirs, own = Words(("words", "a"), 4.0, masked=masked[0]), Words(("tokens", "b"), 4.0, masked=masked[1])
+    assert ported(theirs, own, "int64[2,5]").is_sure
 
 
 @pytest.mark.parametrize("spread", [0.25, 1.0, 0.02])

@@ -38,8 +38,9 @@ class Tables:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note that the result of CALL holds rows of a table, if CALL looks them up (`embedding`), or takes such rows
-        and changes no number (`dropout`, `to`). Also note that the result is one-hot, if CALL makes such rows
-        (`one_hot`), or takes some and changes no number. KEYS has id of a parameter or buffer -> its key.
+        and changes no number (`dropout`, `to`) but to zero (`masked_fill`). Also note that the result is one-hot, if
+        CALL makes such rows (`one_hot`), or takes some and changes no number. KEYS has id of a parameter or buffer ->
+        its key.
 
         If CALL does something else with rows, that is noted in the facts of the table (`_with_rows`), the first time
         only. If rows that were multiplied by a number are multiplied by another one, `times` of the table becomes the
@@ -53,7 +54,7 @@ class Tables:
             self._rows[id(call.result)] = keys[id(call.args[1])]
         for one in call.args[:2]:
             table, scaled = self._rows.get(id(one)), self._scaled_rows.get(id(one))
-            if table in self._uses and call.name in UNCHANGED:
+            if table in self._uses and (call.name in UNCHANGED or _puts_zeros(call)):
                 self._rows[id(call.result)] = table
             elif table in self._uses:
                 is_first = self._uses[table].facts.rows == ""
@@ -79,6 +80,14 @@ class Tables:
             facts.times = None if None in (number, facts.times) else number
         if facts.rows == "" and name not in LOOKS:
             facts.rows = "added" if name in ADDS else name
+
+
+def _puts_zeros(call: Call) -> bool:
+    """Return whether CALL puts zeros in some places of a tensor and changes nothing else: it masks out tokens, whatever
+    the others are multiplied by before or after.
+    """
+    fills = call.name in ("masked_fill", "masked_fill_")
+    return fills and any(value == 0 for value in call.values if isinstance(value, int | float))
 
 
 __all__ = ["Tables"]
