@@ -140,3 +140,25 @@ def test_code_shows_how_it_cuts_the_channels_of_a_convolution_into_queries_keys_
     with torch.no_grad():
         assert torch.allclose(source(x), target(x), atol=1e-5)
     assert bool(mapping.having("guessed")) != heads_first  # by blocks, heads may still be inside of the channels
+
+
+class OneKey(nn.Module):  # type: ignore[misc]
+    """An attention of four heads that share one key and value, which are as wide as a head."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names
+        for name, sizes in zip(names, ((12, 16), (12, 4), (12, 4), (16, 12)), strict=True):
+            self.add_module(name, nn.Linear(*sizes))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (getattr(self, name)(x).unflatten(-1, (-1, 4)).transpose(1, 2) for name in self.names[:3])
+        k, v = k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)
+        return getattr(self, self.names[3])(
+            nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
+
+
+def test_heads_of_an_attention_are_no_neighbours() -> None:
+    theirs, own = OneKey(("q_proj", "k_proj", "v_proj", "o_proj")), OneKey(("wq", "wk", "wv", "wo"))
+    assert ckptool.transfer(theirs.state_dict(), own, inputs=["float32[2,5,12]"]).is_sure

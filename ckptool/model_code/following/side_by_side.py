@@ -24,6 +24,8 @@ _MOVES = frozenset(
 _JOINS = JOINS | {"stack", "hstack", "dstack"}
 _TURNS = TURNS | {"t"}
 _NORMS = frozenset("layer_norm rms_norm batch_norm group_norm instance_norm".split())
+#: Their results are sums over places, or heads beside places: no feature map of the channels that went in.
+_MIXES = PRODUCTS | {"scaled_dot_product_attention"}
 _LAST = frozenset("linear embedding layer_norm rms_norm".split())
 
 _CUTS = CUTS | {"unbind"}
@@ -109,7 +111,7 @@ class SideBySide:
         `embedding`, `layer_norm`, `rms_norm`, `batch_norm` and convolutions, the function says this. For another
         function, also for other norms, it follows from the first tensor of DATA, the tensors in CALL that are no
         weights, whose channels are known and seen in the sizes of the result (`_passed_on`). Nothing is noted if there
-        is none, for other products, such as `matmul`, and for results with fewer than two dimensions.
+        is none, for other products (`matmul`, an attention), and for results with fewer than two dimensions.
         """
         results = call.result if isinstance(call.result, tuple | list) else [call.result]
         for one in results:
@@ -119,7 +121,7 @@ class SideBySide:
             if call.name in _LAST or call.name.startswith("conv") or call.name == "batch_norm":
                 last = call.name in _LAST
                 self._channels[id(one)] = last, shape[-1 if last else 1]
-            elif call.name not in PRODUCTS:
+            elif call.name not in _MIXES:
                 known = (_passed_on(self._channels[id(t)], call.name, shape) for t in data if id(t) in self._channels)
                 found = next(filter(None, known), None)
                 if found is not None:
