@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import lazy_tensor, pairing, signature, wanted
+from sides import found, lazy_tensor, pairing, signature, wanted
 
 from ckptool.porting.forms.copies import doubles
 from ckptool.porting.port import port
@@ -106,3 +107,18 @@ def test_of_two_equal_modules_in_a_larger_file_a_model_of_that_look_takes_one_as
         assert [str(option) for question in entry.questions for option in question.options] == [
             f"q_target.{entry.target}"
         ]
+
+
+@pytest.mark.parametrize("tied", ["encoder.embed", "encoder.words"])
+def test_a_tied_tensor_is_called_as_the_source_calls_it_by_any_of_its_names(tied: str) -> None:
+    """One table for encoder and decoder, which the model has a third name for."""
+    numbers = [(side, n, m) for side in ("encoder", "decoder") for n in (0, 1) for m in (1, 2)]
+    layers = {f"{side}.layers.{n}.fc{m}.weight": (8, 4 + n) for side, n, m in numbers}
+    model = {"shared.weight": (9, 4), f"{tied}.weight": (9, 4), **layers}
+    target = wanted({f"model.{key}": shape for key, shape in model.items()})
+    key = f"model.{tied}.weight"
+    entries = {**target.entries, key: replace(target.entries[key], tied="model.shared.weight")}
+    mapping = port(signature({"encoder.embed.weight": (9, 4), **layers}), replace(target, entries=entries))
+    entry = found(mapping, "model.shared.weight")
+    assert str(entry.expr) == "encoder.embed.weight"
+    assert (entry.status == "mapped") == (tied == "encoder.embed")

@@ -121,6 +121,10 @@ class Matcher:
         self.naming: Naming = Naming(self.cells, self.scopes.levels)
         self.classes: Classes = Classes(self.cells, self.scopes)
         self.orders: Orders = Orders(self.cells, self.sequences, self.scopes)
+        self._other_keys: dict[str, list[str]] = defaultdict(list)  # key of the target -> the keys tied to it
+        for key, entry in target.signature.entries.items():
+            if entry.tied is not None:
+                self._other_keys[entry.tied].append(key)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._whole: set[tuple[Path, Path]] | None = None
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
@@ -450,7 +454,7 @@ class Matcher:
         - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
           source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
           (`Orders.between`) and comes before both units of a certain pair. Nor for a source that is joined from
-          several tensors.
+          several tensors, or that has the name of a tensor tied to the target.
         - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
           names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
@@ -464,7 +468,8 @@ class Matcher:
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             joined = len(s.main.expr.keys()) > 1  # several tensors have the size of one by no accident
-            if not joined and not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
+            called_so = any(_ends_alike(key, s.main.entry.key) for key in self._other_keys[t.main.entry.key])
+            if not joined and not called_so and not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
                 t.ask(ask(Reason.ANOTHER_NAME))
         self._excluding_words(pairs, whole=whole)
         for t, s in pairs:
@@ -657,6 +662,14 @@ class Matcher:
                 if apart and not pair[0].told_by(Kind.NAME):
                     one, several = ("source", "model") if side else ("model", "source")
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
+
+
+def _ends_alike(key: str, other: str) -> bool:
+    """Return whether KEY and OTHER are equal, but for a prefix of one of them: `model.encoder.embed.weight` and
+    `encoder.embed.weight`.
+    """
+    short, long = sorted((key, other), key=len)
+    return long == short or (long.endswith("." + short) and "." in short)
 
 
 def _tells(said: Sequence[Collection[tuple[str, str]]], t: Unit, s: Unit) -> bool:
