@@ -469,7 +469,8 @@ class Matcher:
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             joined = len(s.main.expr.keys()) > 1  # several tensors have the size of one by no accident
             called_so = any(_ends_alike(key, s.main.entry.key) for key in self._other_keys[t.main.entry.key])
-            if not joined and not called_so and not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
+            in_place = whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)
+            if not joined and not called_so and not in_place:
                 t.ask(ask(Reason.ANOTHER_NAME))
         self._excluding_words(pairs, whole=whole)
         for t, s in pairs:
