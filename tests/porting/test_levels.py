@@ -125,6 +125,38 @@ def test_blocks_that_run_in_one_order_in_both_codes_are_certain_also_if_they_beg
         assert (followed[key].status, stored[key].status) == ("mapped", "guessed")
 
 
+#: A block of four layers of unlike sizes.
+FOUR = {"first": 1, "query": 3, "key": 5, "last": 7}
+
+
+def attending(levels: str, blocks: list[str], *, fused: bool) -> Signature:
+    """What code has whose BLOCKS, in the order in which it runs them, take a level each, the last first. Queries and
+    keys are beside each other, or parts of one layer if FUSED: both come before whatever takes one of them.
+    """
+    shapes: Shapes = {levels.format(n): (8, channels, 1, 1) for n, channels in enumerate(LEVELS)}
+    flows = {key: Flow(n, 0) for n, key in enumerate(shapes)}
+    before = 0
+    for level, block in zip([*flows][::-1], blocks, strict=True):
+        before |= flows[level].bit
+        for leaf in FOUR:
+            flows[f"{block}.{leaf}.weight"] = flow = Flow(len(flows), before)
+            before |= flow.bit if leaf != "query" or fused else 0
+        before |= flows[f"{block}.query.weight"].bit
+    for block in sorted(blocks):
+        shapes |= {f"{block}.{leaf}.weight": (8, 8, size, size) for leaf, size in FOUR.items()}
+    made = wanted(shapes, used=flows)
+    return replace(made, entries={k: replace(e, facts=Facts(flows[k])) for k, e in made.entries.items()})
+
+
+def test_layers_that_prove_the_place_of_their_block_prove_it_for_the_others_in_it() -> None:
+    target = attending("adapters.{}.weight", [f"fusion.{n}" for n in range(3)], fused=False)
+    source = attending("scratch.level{}_in.weight", [f"scratch.refine{2 - n}" for n in range(3)], fused=True)
+    assert len(port(signature({k: e.shape for k, e in source.entries.items()}), target).having("guessed")) == 3 * 4
+    mapping = port(source, target)
+    assert mapping.having("guessed") == []
+    assert pairing(mapping)["fusion.0.query.weight"] == "scratch.refine2.query.weight"
+
+
 @pytest.mark.parametrize("leaves", [BLOCK, LAYER])
 def test_equal_names_count_alike(leaves: Shapes) -> None:
     shapes = decoder("neck.convs.{}.weight", "fusion.layers.{}", leaves)

@@ -16,7 +16,7 @@ from itertools import product
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Path, Unit, apart, hard_conflict
+from ..matching.units import Pair, Path, Unit, apart, block_of, hard_conflict
 from ..questions import Reason, Topic, answered
 
 #: With more pairs than this, each would be compared with too many others.
@@ -32,7 +32,8 @@ _BETWEEN = "the source's code runs it between the same layers"
 def settle_by_flow(matching: Matching) -> None:
     """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
     have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
-    help to settle others, until no more are. Then also confirm pairs that only their shape made
+    help to settle others, until no more are; and of a block with such a pair, the question from which end blocks are
+    counted is answered for all pairs with the block of its source. Then also confirm pairs that only their shape made
     (`_confirm_in_the_middle`).
 
     Two kinds of pairs are left as they are: those with a unit whose place in its graph is not known; and those of a
@@ -46,11 +47,17 @@ def settle_by_flow(matching: Matching) -> None:
     looked_at = [t for t, _ in placed if t.colour not in free and t.doubts]
     sides = [_Graph([pair[side] for pair in placed]) for side in (0, 1)] if looked_at else []
     open_to = [t for t in looked_at if _asked(t)]
+    known: set[int] = set()
     while open_to and (settled := _alone(placed, sides, set(map(id, open_to)))):
+        known.update(map(id, settled))
         for t in settled:
             for topic in _WHICH:
                 t.questions = answered(t.questions, topic, _ANSWER)
         open_to = [t for t in open_to if _asked(t)]
+    blocks = {(block_of(t.path), block_of(s.path)) for t, s in placed if id(t) in known}
+    for t, s in placed:
+        if (block_of(t.path), block_of(s.path)) in blocks:
+            t.questions = answered(t.questions, Topic.COUNT, _ANSWER)
     if looked_at:
         _confirm_in_the_middle(placed, sides, set(map(id, looked_at)))
 
