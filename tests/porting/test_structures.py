@@ -517,6 +517,8 @@ def test_names_that_count_nothing_stay_whole() -> None:
     assert divided({("stage1_unit2_conv1",), ("fc1",)})["stage1_unit2_conv1",] == ("stage", "1", "unit", "2", "conv1")
     assert divided({("stage1_unit2_conv1",), ("a", "b")}) == {}
     assert divided({("conv_dw_1_bn",)})["conv_dw_1_bn",] == ("conv_dw", "1", "bn")
+    assert divided({("Mconv1_stage2_L1",)})["Mconv1_stage2_L1",] == ("stage", "2", "L", "1", "Mconv1")
+    assert divided({("conv5_1_CPM_L1",)})["conv5_1_CPM_L1",] == ("L", "1", "conv5_1_CPM")
 
 
 # -- layers that the other side holds in another form

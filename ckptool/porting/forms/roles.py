@@ -102,6 +102,11 @@ def _held(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], set[str]]:
 
 
 _BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
+#: A numbered convolution, and the numbered blocks behind it.
+_LAYER_INSIDE = re.compile(
+    r"([A-Za-z]*conv\d+(?:_\d+)?(?:_[A-Za-z]+)??)((?:_(?:stage|block|branch|unit|level|layer|L)\d+)+)\Z"
+)
+_COUNTED_WORD = re.compile(r"_([A-Za-z]+)(\d+)")
 
 
 def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -121,9 +126,16 @@ def _blocks(name: str) -> tuple[str, ...]:
     """Return the path that a name with counted blocks stands for: `stage1_unit2_conv1` -> ("stage", "1", "unit", "2",
     "conv1"). The kind of tensor before a colon (`arg:`, `aux:`) is left out.
 
+    A name that begins with a convolution is one of the blocks behind it: `conv1_stage2_L1` -> ("stage", "2", "L", "1",
+    "conv1"), as in OpenPose (Cao et al., 2017).
+
     A name without a number before its last "_", or with a number alone behind it, is one component.
     """
-    *blocks, last = name.rpartition(":")[2].split("_")
+    name = name.rpartition(":")[2]
+    if inside := _LAYER_INSIDE.match(name):
+        blocks = _COUNTED_WORD.findall(inside[2])
+        return (*(part for word in blocks for part in word), inside[1])
+    *blocks, last = name.split("_")
     found: list[str] = []
     words: list[str] = []
     for block in () if last.isdecimal() else blocks:
@@ -134,7 +146,7 @@ def _blocks(name: str) -> tuple[str, ...]:
         word, number = counted.groups() if counted else ("", block)
         found += [*filter(None, ["_".join(filter(None, (*words, word)))]), number]
         words = []
-    return (*found, "_".join((*words, last))) if found else (name.rpartition(":")[2],)
+    return (*found, "_".join((*words, last))) if found else (name,)
 
 
 _LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z|(.*[A-Za-z0-9]_|.*[a-z0-9])([A-H])\Z")
