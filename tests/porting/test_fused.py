@@ -119,6 +119,8 @@ def test_a_layer_that_is_only_called_as_torch_calls_its_own_parameter_may_be_lai
         ("in_proj", "c_attn", "guessed"),
         ("query_key_value", "query_key_value", "mapped"),
         ("c_attn", "qkv", "mapped"),
+        ("qkv_proj", "qkv", "guessed"),
+        ("qkv_proj", "qkv_proj", "mapped"),
     ],
 )
 def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_otherwise_and_has_blocks(

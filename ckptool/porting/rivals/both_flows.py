@@ -55,7 +55,7 @@ def settle_by_flow(matching: Matching) -> None:
                 t.questions = answered(t.questions, topic, _ANSWER)
         open_to = [t for t in open_to if _asked(t)]
     blocks = {(block_of(t.path), block_of(s.path)) for t, s in placed if id(t) in known}
-    for t, s in placed:
+    for t, s in placed if blocks else ():
         if (block_of(t.path), block_of(s.path)) in blocks:
             t.questions = answered(t.questions, Topic.COUNT, _ANSWER)
     if looked_at:
