@@ -269,3 +269,32 @@ def test_rows_are_reordered_for_any_order_of_the_dimensions() -> None:
     plain = {f"decoder.{key}": value for key, value in TorchDecoder(2).state_dict().items()}
     kept = ckptool.transfer(plain, model, inputs=inputs)["fc.bias"]
     assert (kept.status, str(kept.expr)) == ("guessed", "decoder.fc.bias")
+
+
+class Heads(nn.Module):
+    """Two layers whose rows become maps of one size, each with channels last if it is in LAST."""
+
+    def __init__(self, *names: str, last: str = "") -> None:
+        super().__init__()
+        self.names, self.last = names, last
+        for name in names:
+            self.add_module(f"fc_{name}", nn.Linear(5, 96))
+            self.add_module(f"conv_{name}", nn.Conv2d(8, 3 + names.index(name), 3))
+
+    def forward(self, x: Any) -> Any:
+        found = []
+        for name in self.names:
+            rows = getattr(self, f"fc_{name}")(x)
+            maps = rows.view(-1, 3, 4, 8).permute(0, 3, 1, 2) if name in self.last else rows.view(-1, 8, 3, 4)
+            found.append(getattr(self, f"conv_{name}")(maps))
+        return found
+
+
+@pytest.mark.parametrize("last", ["a", "b"])
+def test_each_of_two_layers_has_the_order_of_its_own_maps(last: str) -> None:
+    source, model = Heads("a", "b", last=last), Heads("image", "mask")
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert mapping.is_sure
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
