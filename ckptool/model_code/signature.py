@@ -178,9 +178,11 @@ class Facts:
         flow: its place in the graph, or None if it is not known.
         joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
         place: the place of its output among those of other layers that are concatenated with it, or None.
-        flattened: how the images that it takes are flattened, or None if it takes none.
+        flattened: how the images that it takes are flattened, or None if it takes none. Rows that also become images
+            count as flattened ones.
         unflattened: how its output becomes images, or None if it does not. The weight and bias of a linear layer have
-            this fact, and so do vectors of the same rows, such as those of a norm between the layer and the reshape.
+            this fact, and so do the tensors that are combined with its output number by number, such as those of a norm
+            between the layer and the reshape, another layer whose output is added, or a table whose rows are.
         merged: the sizes of the two dimensions that the code flattens into the channels that it takes, or None.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.

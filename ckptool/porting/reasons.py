@@ -116,6 +116,13 @@ class Reason(Enum):
         "code uses in this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the "
         "alternatives below)",
     )
+    RUN_BY_ONE_CODE = (
+        Topic.SWAP,
+        "only one of the two codes runs this layer, and only the other code runs the layer that got {} of the source, "
+        "so the model computes with other weights than the source's code; check which of these two tensors the model "
+        "is to compute with, and if it is not that of the layer that it runs, exchange the tensors of the two layers "
+        "(among the alternatives below)",
+    )
     ORDER_FOR_SWAP = (
         Topic.SWAP,
         "by the {}, this layer and the layer that got {} of the source would have each other's tensor; check which of "

@@ -9,6 +9,8 @@ from ckptool.errors import NotFound
 from ckptool.porting.explaining import explained, rows_of
 from ckptool.porting.mapping import Mapping
 from ckptool.porting.port import port
+from ckptool.porting.rule_examples import examples
+from ckptool.porting.rule_examples import signature as side_of
 from ckptool.porting.tables import rule
 
 FUSED = {"blocks.0.attn.qkv.weight": (24, 8), "blocks.0.norm.weight": (8,)}
@@ -30,6 +32,14 @@ def test_the_rule_that_told_a_module_from_its_rivals_names_these() -> None:
     assert row is not None
     assert row.says in " ".join(text.split())
     assert "So it is not blocks.0.attn.qkv.q, blocks.0.attn.qkv.v." in " ".join(text.split())
+
+
+def test_what_told_a_layer_from_the_tensor_that_it_got_by_an_exchange_is_not_told() -> None:
+    example = examples()["places in both graphs"]
+    sides = (side_of(side, is_target=side is example.target) for side in (example.source, example.target))
+    text = " ".join(explained(port(*sides), "layer_1.weight").split())
+    assert "is made of layer2.weight" in text
+    assert "So it is not" not in text
 
 
 def test_a_guess_says_what_is_asked_and_with_which_options() -> None:

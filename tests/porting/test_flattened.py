@@ -269,3 +269,79 @@ def test_rows_are_reordered_for_any_order_of_the_dimensions() -> None:
     plain = {f"decoder.{key}": value for key, value in TorchDecoder(2).state_dict().items()}
     kept = ckptool.transfer(plain, model, inputs=inputs)["fc.bias"]
     assert (kept.status, str(kept.expr)) == ("guessed", "decoder.fc.bias")
+
+
+class Shared(nn.Module):
+    """Rows that become maps, and more that has their order: a layer and a table whose rows are added, a vector that
+    multiplies them, and a layer that takes them as they are. LAST: maps with channels last.
+    """
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.last = last
+        self.fc, self.cond, self.kinds = nn.Linear(5, 96), nn.Linear(4, 96, bias=False), nn.Embedding(3, 96)
+        self.norm, self.gain, self.shift = nn.LayerNorm(96), nn.Parameter(torch.randn(96)), nn.Embedding(2, 96)
+        self.conv, self.side = nn.Conv2d(8, 3, 3), nn.Linear(96, 7)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = self.norm(self.cond(y) - self.fc(x) + self.kinds.weight[:2]) * self.gain
+        x = (x + self.shift(torch.arange(2))).relu()
+        maps = x.view(-1, 3, 4, 8).permute(0, 3, 1, 2) if self.last else x.view(-1, 8, 3, 4)
+        return self.conv(maps), self.side(x)
+
+
+def keras_weights(model: Shared) -> dict[str, torch.Tensor]:
+    """The weights of MODEL as Keras has them."""
+    weights = {
+        **{f"{name}/kernel": getattr(model, name).weight.T for name in ("fc", "cond", "side")},
+        **{f"{name}/bias": getattr(model, name).bias for name in ("fc", "side", "conv")},
+        **{f"{name}/embeddings": getattr(model, name).weight for name in ("kinds", "shift")},
+        "conv/kernel": model.conv.weight.permute(2, 3, 1, 0),
+        "norm/gamma": model.norm.weight,
+        "norm/beta": model.norm.bias,
+        "gain": model.gain,
+    }
+    return {key: value.detach() for key, value in weights.items()}
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_all_that_has_the_order_of_rows_that_become_maps_is_reordered_with_them(code: bool) -> None:
+    torch.manual_seed(0)
+    source, model = Shared(last=True), Shared(last=False)
+    torch.nn.init.normal_(source.norm.weight)
+    inputs = [torch.randn(2, 5), torch.randn(2, 4)]
+    weights = source.state_dict() if code else keras_weights(source)
+    mapping = ckptool.transfer(weights, model, source_model=source if code else None, inputs=inputs)
+    asked = {entry.target for entry in mapping.having("guessed")}
+    assert asked == (set() if code else {*model.state_dict()} - {"conv.weight", "conv.bias", "side.bias"})
+    ckptool.load_into(model, weights, mapping=mapping, accept_guesses=True)
+    torch.testing.assert_close(model(*inputs), source(*inputs))
+
+
+class Heads(nn.Module):
+    """Two layers whose rows become maps of one size, each with channels last if it is in LAST."""
+
+    def __init__(self, *names: str, last: str = "") -> None:
+        super().__init__()
+        self.names, self.last = names, last
+        for name in names:
+            self.add_module(f"fc_{name}", nn.Linear(5, 96))
+            self.add_module(f"conv_{name}", nn.Conv2d(8, 3 + names.index(name), 3))
+
+    def forward(self, x: Any) -> Any:
+        found = []
+        for name in self.names:
+            rows = getattr(self, f"fc_{name}")(x)
+            maps = rows.view(-1, 3, 4, 8).permute(0, 3, 1, 2) if name in self.last else rows.view(-1, 8, 3, 4)
+            found.append(getattr(self, f"conv_{name}")(maps))
+        return found
+
+
+@pytest.mark.parametrize("last", ["a", "b"])
+def test_each_of_two_layers_has_the_order_of_its_own_maps(last: str) -> None:
+    source, model = Heads("a", "b", last=last), Heads("image", "mask")
+    inputs = [torch.randn(2, 5)]
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=inputs)
+    assert mapping.is_sure
+    ckptool.load_into(model, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(model(*inputs), source(*inputs))

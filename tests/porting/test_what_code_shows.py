@@ -786,13 +786,11 @@ def test_codes_that_cut_a_projection_in_different_orders_are_asked_about_or_righ
 
 @pytest.mark.parametrize("theirs", ["chunk", "view", "by heads"])
 @pytest.mark.parametrize("own", ["chunk", "view"])
-def test_two_codes_that_cut_a_projection_into_blocks_need_no_question(theirs: str, own: str) -> None:
+def test_a_projection_that_the_model_cuts_into_blocks_is_no_question_with_both_codes(theirs: str, own: str) -> None:
     source, model = OneProjection("Wqkv", theirs), OneProjection("to_qkv", own)
     mapping = ported(source, model, "float32[2,5,8]")
-    asked = [entry.target for entry in mapping.having("guessed")]
-    assert asked == (["to_qkv.weight"] if theirs == "by heads" else [])
-    if not asked:
-        assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
     assert ported(source, model, "float32[2,5,8]", code=False).having("guessed") != []
 
 
@@ -1105,3 +1103,62 @@ def test_a_norm_belongs_to_the_layer_that_has_its_whole_name_and_not_to_one_with
     mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted)
     norms = [entry for entry in mapping.entries if entry.target.endswith("running_var")]
     assert [str(entry.expr) for entry in norms] == [f"{name}_bn.moving_variance" for name in widths]
+
+
+# ----------------------------------------------------------------------------------- layouts of fused projections
+
+
+class Attends(nn.Module):
+    """Two layers of attention whose fused projection, called NAME, is cut head by head if BY_HEADS, else in blocks."""
+
+    def __init__(self, name: str, *, by_heads: bool) -> None:
+        super().__init__()
+        self.by_heads, self.name = by_heads, name
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            block = nn.Module()
+            block.attn = nn.Module()
+            block.attn.add_module(name, nn.Linear(8, 24))
+            block.attn.out_proj = nn.Linear(8, 8)
+            self.blocks.append(block)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            made = getattr(block.attn, self.name)(x)
+            if self.by_heads:
+                q, k, v = made.reshape(*x.shape[:2], 4, 6).permute(0, 2, 1, 3).chunk(3, dim=-1)
+            else:
+                q, k, v = (part.unflatten(-1, (4, 2)).transpose(1, 2) for part in made.chunk(3, -1))
+            scores = torch.softmax(q @ k.transpose(-2, -1) / 2**0.5, -1)
+            x = x + block.attn.out_proj((scores @ v).permute(0, 2, 1, 3).reshape(x.shape))
+        return x
+
+
+class OfTorch(nn.Module):
+    """The same with torch's own attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            block = nn.Module()
+            block.attn = nn.MultiheadAttention(8, 4, batch_first=True)
+            self.blocks.append(block)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block.attn(x, x, x, need_weights=False)[0]
+        return x
+
+
+@pytest.mark.parametrize("name", ["qkv", "qkv_proj", "to_qkv"])
+@pytest.mark.parametrize(("theirs", "own"), [(True, False), (False, True), (True, True), (True, None), (False, None)])
+def test_a_fused_projection_is_rearranged_if_the_two_codes_cut_it_in_two_ways(
+    name: str, theirs: bool, own: bool | None
+) -> None:
+    torch.manual_seed(0)
+    source = Attends(name, by_heads=theirs)
+    model = OfTorch() if own is None else Attends("qkv", by_heads=own)
+    mapping = ported(source, model, "float32[2,5,8]")
+    assert mapping.is_sure
+    assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))

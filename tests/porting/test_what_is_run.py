@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -65,17 +66,75 @@ class Flat(nn.Module):
         return self.head(self.decoder(always(x)))
 
 
+LEAVES = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+
+
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_part_that_the_model_runs_is_not_filled_with_one_that_the_code_of_the_source_does_not_run(
+def test_a_part_that_only_the_model_runs_is_a_question_if_the_code_of_the_source_runs_a_look_alike(
     swapped: bool,
 ) -> None:
     source = Nested()
     mapping = ckptool.transfer(source.state_dict(), Flat(swapped=swapped), source_model=source, inputs=["float32[2,3]"])
-    names = ("net.encoder", "encoder") if swapped else ("encoder", "net.encoder")
-    for own, theirs in zip(("vae_encoder", "encoder"), names, strict=True):
-        for leaf in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
-            assert str(mapping[f"{own}.{leaf}"].expr) == f"{theirs}.{leaf}"
-            assert mapping[f"{own}.{leaf}"].status == "mapped"
+    others = {"vae_encoder": "encoder", "encoder": "net.encoder"}
+    for own, leaf in product(others, LEAVES):
+        entry = mapping[f"{own}.{leaf}"]
+        assert entry.status == ("mapped" if swapped else "guessed")
+        assert swapped or f"{others[own]}.{leaf}" in {str(entry.expr), *(str(option) for option in entry.rivals)}
+
+
+def test_a_proof_shows_which_of_two_look_alikes_the_model_is_to_run() -> None:
+    source = Nested()
+    mapping = ckptool.transfer(
+        source.state_dict(), Flat(swapped=False), source_model=source, inputs=["float32[2,3]"], prove=True
+    )
+    for leaf in LEAVES:
+        assert str(mapping[f"encoder.{leaf}"].expr) == f"net.encoder.{leaf}"
+        assert mapping[f"encoder.{leaf}"].status == "mapped"
+
+
+class Two(nn.Module):
+    """Two towers and two layers, each called NAMES, of which it runs one of each: the first, or else the SECOND."""
+
+    def __init__(self, *names: str, second: bool) -> None:
+        super().__init__()
+        self.runs = names[second::2]
+        for name, made in zip(names, (Part(), Part(), nn.Linear(8, 6), nn.Linear(8, 6)), strict=True):
+            self.add_module(name, made)
+        self.stem, self.head = nn.Linear(3, 8), nn.Linear(6, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for name in self.runs:
+            x = getattr(self, name)(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        ("netG_A netG_B", "G_A G_B"),
+        ("online_encoder target_encoder", "online_net target_net"),
+        ("backbone backbone_slow", "backbone slow"),
+        ("front_view rear_view", "front rear"),
+    ],
+)
+def test_parts_keep_the_weights_that_names_say_as_a_question_if_each_code_runs_another_one(
+    own: str, theirs: str
+) -> None:
+    source, model = Two(*theirs.split(), "neck_a", "neck_b", second=True), Two(*own.split(), "a", "b", second=False)
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3]"])
+    pairs = dict(zip((*own.split(), "a", "b"), (*theirs.split(), "neck_a", "neck_b"), strict=True))
+    for key in model.state_dict():
+        part, _, leaf = key.partition(".")
+        assert str(mapping[key].expr) == f"{pairs.get(part, part)}.{leaf}"
+        assert mapping[key].status == ("guessed" if part in pairs else "mapped")
+
+
+def test_parts_with_equal_names_in_both_codes_are_no_question_if_each_code_runs_another_one() -> None:
+    names = ("left", "right", "neck_a", "neck_b")
+    source, model = Two(*names, second=True), Two(*names, second=False)
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3]"])
+    assert all(entry.status == "mapped" and str(entry.expr) == entry.target for entry in mapping.entries)
 
 
 class Cameras(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,35 +24,66 @@ CHANNEL_BY_CHANNEL = (
     )
 )
 
+#: Functions that combine rows number by number; and those that give rows of a table, or a vector as rows.
+_BY_NUMBER = CHANNEL_BY_CHANNEL | frozenset("layer_norm sub __sub__ __rsub__ div __truediv__ __rtruediv__".split())
+_ROWS_OF = frozenset("embedding __getitem__ unsqueeze expand".split())
 
 #: How the orders of sequences and volumes are told: as those of pictures.
 _TOLD = {"ncw": "nchw", "nwc": "nhwc", "ncdhw": "nchw", "ndhwc": "nhwc"}
+
+
+class _Rows:
+    """Rows [n, numbers] whose numbers are in one order, because code combines them number by number.
+
+    Attributes:
+        keys: the tensors of the model that hold something for each number.
+        taken_by: the matrices of the model that take such rows.
+        maps: how such rows become maps that a convolution takes, or None if they do not.
+    """
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.taken_by: set[str] = set()
+        self.maps: Flattened | None = None
+        self._whole = self
+
+    @property
+    def whole(self) -> _Rows:
+        """Return the rows that these are a part of, after all that they were joined with; they themselves if none."""
+        while self._whole is not self._whole._whole:
+            self._whole = self._whole._whole
+        return self._whole
+
+    def join(self, other: _Rows) -> None:
+        """Note that the numbers of OTHER are in the same order."""
+        one, other = self.whole, other.whole
+        if one is not other:
+            one.keys |= other.keys
+            one.taken_by |= other.taken_by
+            one.maps = one.maps or other.maps
+            other._whole = one
 
 
 class _Shaped(NamedTuple):
     """Maps that code has made of rows of numbers.
 
     Attributes:
-        keys: the tensors of the model that hold something for each number of a row.
+        rows: the rows.
         sizes: the sizes of the maps right after they were made of rows.
         dims: for each of their dimensions now, its place then.
     """
 
-    keys: frozenset[str]
+    rows: _Rows
     sizes: tuple[int, ...]
     dims: tuple[int, ...]
 
 
 class FeatureMaps:
-    """Follows the outputs of convolutions until code flattens them, and rows until a convolution takes them as maps.
-
-    Attributes:
-        unflattened: key of a tensor that holds something for each number of a row -> the maps made of such rows.
-    """
+    """Follows the outputs of convolutions until code flattens them, and rows until a convolution takes them as maps."""
 
     def __init__(self) -> None:
-        self.unflattened: dict[str, Flattened] = {}
-        self._rows: dict[int, frozenset[str]] = {}  # id of rows [n, numbers] -> tensors with one for each
+        self._rows: dict[int, _Rows] = {}  # by the id of a tensor [n, numbers]
+        self._made: dict[tuple[str, bool], _Rows] = {}  # by a key, and whether a product with it makes the rows
         self._shaped: dict[int, _Shaped] = {}
         self._orders: dict[int, str] = {}  # id of a feature map -> the letters of its dimensions: "nchw"
         self._flat: dict[int, Flattened] = {}
@@ -61,6 +92,14 @@ class FeatureMaps:
     def flattened(self, value: Any) -> Flattened | None:
         """Return how the feature maps in the rows of VALUE were flattened; None if it holds none."""
         return self._flat.get(id(value))
+
+    def unflattened(self) -> dict[str, Flattened]:
+        """Return key of a tensor that holds something for each number of a row -> the maps made of such rows."""
+        return {key: maps for rows in self._made.values() if (maps := rows.whole.maps) for key in rows.whole.keys}
+
+    def beside_maps(self) -> dict[str, Flattened]:
+        """Return key of a matrix that takes rows -> the maps that are made of such rows as well."""
+        return {key: maps for rows in self._made.values() if (maps := rows.whole.maps) for key in rows.whole.taken_by}
 
     def merged(self, value: Any) -> tuple[int, int] | None:
         """Return the sizes of the two dimensions that code made the last one of VALUE; None if it merged none."""
@@ -100,28 +139,47 @@ class FeatureMaps:
             self._flat[id(call.result)] = self._flat[id(first)]
 
     def _see_rows(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note whether the result of CALL, a tensor, is rows [n, numbers] that a matrix of the model makes, rows made
-        of these number by number, or maps made of rows; and in `unflattened`, the maps that CALL, a convolution, takes.
-        KEYS is as in `see`.
+        """Note whether the result of CALL, a tensor, is rows [n, numbers] that a matrix of the model makes or a table
+        holds, rows made of these number by number, or maps made of rows; which matrix takes rows; and how a convolution
+        takes maps. KEYS is as in `see`.
 
         Maps stay so if CALL permutes their dimensions, or works on each channel for itself.
         """
         first, result = call.first, call.result
         shaped, rows = self._shaped.get(id(first)), self._rows.get(id(first))
-        own = frozenset(keys[id(tensor)] for tensor in call.tensors if id(tensor) in keys)
-        if call.name in PRODUCTS and own and result.ndim == 2:
-            self._rows[id(result)] = own
-        elif rows is not None and result.shape == first.shape and call.name in CHANNEL_BY_CHANNEL | {"layer_norm"}:
-            self._rows[id(result)] = rows | own
+        own = [(keys[id(tensor)], tensor) for tensor in call.tensors if id(tensor) in keys]
+        given = [self._rows[id(tensor)] for tensor in call.tensors if self._are_rows(tensor, result)]
+        if call.name in PRODUCTS and own:
+            for taken in (self._rows[id(tensor)] for tensor in call.tensors if id(tensor) in self._rows):
+                taken.whole.taken_by |= {key for key, tensor in own if tensor.ndim == 2}
+            if result.ndim == 2:
+                self._hold(result, [key for key, _ in own], [], product=True)
+        elif (given and call.name in _BY_NUMBER) or (own and call.name in _ROWS_OF):
+            held = [key for key, tensor in own if tensor.ndim and tensor.shape[-1] == result.shape[-1]]
+            self._hold(result, held, given, product=False)
         elif rows is not None and call.name in ("view", "reshape", "unflatten") and result.shape[0] == first.shape[0]:
             self._shaped[id(result)] = _Shaped(rows, tuple(result.shape), tuple(range(result.ndim)))
         elif shaped is not None and call.name.startswith("conv"):
-            made = _made_of_rows(shaped)
-            self.unflattened |= dict.fromkeys(shaped.keys, made) if made is not None else {}
+            shaped.rows.whole.maps = shaped.rows.whole.maps or _made_of_rows(shaped)
         elif shaped is not None and result.ndim == first.ndim:
             turned = turned_to(call.name, call.args, first.ndim) if call.name in TURNS else [*range(first.ndim)]
             if turned is not None and (call.name in TURNS or _keeps_channels(call)):
                 self._shaped[id(result)] = shaped._replace(dims=tuple(shaped.dims[dim] for dim in turned))
+
+    def _are_rows(self, tensor: torch.Tensor, result: torch.Tensor) -> bool:
+        """Return whether TENSOR is rows with as many numbers as RESULT, which has two dimensions."""
+        return id(tensor) in self._rows and result.ndim == 2 and tensor.shape[-1] == result.shape[-1]
+
+    def _hold(self, result: torch.Tensor, keys: Iterable[str], given: Iterable[_Rows], *, product: bool) -> None:
+        """Note that RESULT is rows in the order of the rows GIVEN, and that the tensors KEYS hold something for each
+        number: a matrix, and its bias, with which a PRODUCT makes the rows, or what is combined with them.
+        """
+        made = self._rows[id(result)] = _Rows()
+        for key in keys:
+            made.whole.keys.add(key)
+            self._made.setdefault((key, product), made).join(made)
+        for rows in given:
+            rows.join(made)
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:
         """Note the sizes of the last two dimensions of FIRST, the first argument of CALL, if CALL flattens just these

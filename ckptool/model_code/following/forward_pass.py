@@ -189,10 +189,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
         `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`, `parts`,
-        `takes`, `neighbours` and `unflattened`; and `layout`, where no call has set it. Other facts stay.
+        `takes`, `neighbours` and `unflattened`; and `layout` and `flattened`, where no call has set them. Other facts
+        stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
+        unflattened, beside_maps = self._feature_maps.unflattened(), self._feature_maps.beside_maps()
         for key, use in self.uses.items():
             use.facts.bypasses = bypasses.get(key, ())
             use.facts.joined = self._channels.joined.get(key, ())
@@ -208,7 +210,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.gates = gates.get(key, ())
             use.facts.hidden = self._cells.hidden.get(key)
             use.facts.neighbours = self._side_by_side.found.get(key)
-            use.facts.unflattened = self._feature_maps.unflattened.get(key)
+            use.facts.unflattened = unflattened.get(key)
+            use.facts.flattened = use.facts.flattened or beside_maps.get(key)
             if not use.facts.layout.kind:
                 use.facts.layout = self._side_by_side.layouts.get(key, use.facts.layout)
             if key in self._channels.before:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from math import prod
 
-from ...model_code.signature import Flattened
+from ...model_code.signature import PRODUCTS, Flattened
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.fusing.projections import heads_of, part_label
@@ -120,28 +121,33 @@ def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
 
 
 def doubt_unflattened(filling: Filling) -> None:
-    """Reorder the rows of each layer whose output becomes feature maps, if the two codes make maps of them in different
-    orders: weight, bias, and vectors of as many numbers in a norm behind it. Unless both forward passes show the
-    orders, this is a question (`_OfMaps.reorder`).
+    """Reorder what holds something for each number of rows that become feature maps, if the two codes make maps of them
+    in different orders: the rows of a layer, its bias, vectors of a norm behind it, and the columns of a table that is
+    added. Unless both forward passes show the orders, this is a question (`_OfMaps.reorder`).
 
-    The order of the source is that of the matrix (`_order_of`); it holds for all tensors whose rows become such maps.
-    Nothing is asked about layers of the same code (`Filling.same_code`).
+    Where they do not, a vector or a table has the order of the matrices whose rows become such maps (`_order_of`), if
+    they have one order. Nothing is asked about layers of the same code (`Filling.same_code`).
     """
-    theirs: dict[Flattened, tuple[str, bool] | None] = {}
+    orders: dict[Flattened, set[tuple[str, bool]]] = defaultdict(set)
     made = []
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
         maps = None if piece is None else piece.entry.facts.unflattened
-        if piece is None or maps is None or len(piece.shape) > 2 or piece.shape[:1] != (prod(maps[1:]),):
+        if piece is None or maps is None or len(piece.shape) > 2:
             continue
-        made.append((filled, piece, maps))
-        if len(piece.shape) == 2:
-            theirs[maps] = _order_of(filling, filled, maps, t, s, s.main.entry.facts.unflattened)
-    for filled, piece, maps in made:
-        order = theirs.get(maps)
-        if order is not None and order[0] != maps.order:
-            _OfMaps(filled, piece, maps, *order, rows=True).reorder()
+        layer = _OfMaps(filled, piece, maps, "", shown=False, rows=True)
+        if piece.shape[0 if layer.makes_rows else -1] != prod(maps[1:]):
+            continue
+        order = _order_of(filling, filled, maps, t, s, s.main.entry.facts.unflattened)
+        made.append((layer, order))
+        if layer.makes_rows and order is not None:
+            orders[maps].add(order)
+    for layer, order in made:
+        if not layer.makes_rows and (order is None or not order[1]) and len(orders[layer.maps]) == 1:
+            (order,) = orders[layer.maps]
+        if order is not None and order[0] != layer.maps.order:
+            replace(layer, theirs=order[0], shown=order[1]).reorder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ class _OfMaps:
         maps: the maps, in the order of the model's code.
         theirs: the order in which the source's code holds the maps, such as "nchw".
         shown: whether both forward passes show it.
-        rows: whether the rows become maps; else the columns take them.
+        rows: whether rows become maps, and the tensor holds something for each of their numbers; else it takes maps.
     """
 
     filled: Filled
@@ -163,6 +169,11 @@ class _OfMaps:
     theirs: str
     shown: bool
     rows: bool = False
+
+    @property
+    def makes_rows(self) -> bool:
+        """Return whether it is a matrix with which a product makes the rows that become maps."""
+        return self.rows and len(self.piece.shape) == 2 and self.piece.entry.how in PRODUCTS
 
     def reorder(self) -> None:
         """Reorder the columns, or the rows, from the source's order to the model's: without an open question if both
@@ -183,7 +194,7 @@ class _OfMaps:
 
     def _moved(self) -> Expr:
         """Return the tensor with its columns, or its rows, in the model's order."""
-        if self.rows and len(self.piece.shape) == 2:
+        if self.makes_rows:
             return ex.transpose(self._with_columns_moved(ex.transpose(self.filled.expr), self.piece.shape[::-1]))
         return self._with_columns_moved(self.filled.expr, self.piece.shape)
 

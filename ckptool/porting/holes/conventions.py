@@ -99,7 +99,7 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "maps made of rows",
         52,
         "The output of a linear layer becomes feature maps, whose dimensions code has in one of two orders.",
-        "Torch has channels first, TensorFlow channels last; weight, bias and norm behind it have the same order.",
+        "Torch has channels first, TensorFlow channels last; all that code combines with the rows has their order.",
         doubt_unflattened,
         Strength.OPEN,
     ),

@@ -95,10 +95,10 @@ class Unit:
 
     def exchange(self, rule: str, kind: Kind) -> None:
         """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone: this
-        is its only evidence afterwards.
+        is its only evidence afterwards, since what told it from its look-alikes told it from the new partner, too.
         """
         self.evidence = [Evidence(kind)]
-        self.told.append(Told(rule, str(self.evidence[0]), 2, 1, ()))
+        self.told = [Told(rule, str(self.evidence[0]), 2, 1, ())]
 
     def told_by(self, kind: Kind) -> bool:
         """Return whether evidence of this KIND told the unit from its look-alikes."""

@@ -16,9 +16,9 @@ from ..matching.units import Pair, Unit, block_of, by_block
 from ..questions import Question, Reason, ask
 from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import MOST, across_blocks, in_doubt, look_alikes, of_the_modules_beside
+from .alike import MOST, across_blocks, in_doubt, look_alikes, of_the_modules_beside, run_by_one_code
 from .belief import Belief
-from .both_flows import pair_by_flow, pair_by_use, settle_by_flow
+from .both_flows import pair_by_flow, settle_by_flow
 from .company import Anchors, crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import exchange_together, rearrange, take_up
@@ -81,11 +81,10 @@ def _count_backwards(pairs: list[Pair]) -> None:
 
 
 def _pair_by_flow(weighing: Weighing) -> None:
-    """Pair layers by what both codes run (`pair_by_use`, if both were followed) and by their graphs (`pair_by_flow`),
-    and update the evidence about swaps if pairs were changed.
+    """Pair layers by the graphs of both codes (`pair_by_flow`), and update the evidence about swaps if pairs were
+    changed.
     """
-    changed = weighing.followed and pair_by_use(weighing.matching)
-    if pair_by_flow(weighing.matching) or changed:
+    if pair_by_flow(weighing.matching):
         weighing.swaps.see_pairs()
 
 
@@ -161,6 +160,12 @@ def _weigh_the_modules_beside(weighing: Weighing) -> None:
             doubt_both(one, other, question)
 
 
+def _weigh_what_is_run(weighing: Weighing) -> None:
+    """Ask both pairs of each swap that `run_by_one_code` finds its question, if both codes were followed."""
+    for one, other, question in run_by_one_code(weighing.pairs) if weighing.followed else ():
+        doubt_both(one, other, question)
+
+
 def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit]]]) -> set[int]:
     """Return the `id` of the targets of all pairs in FOUND."""
     return {id(unit) for one, other, _ in found for unit in (one[0], other[0])}
@@ -217,9 +222,8 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "places in both graphs",
         50,
-        "In the graphs of both codes, this layer and its source come after the same layers, or neither is run.",
-        "Names paired layers that come after other layers in one code than in the other, or that only one of the codes "
-        "runs; no pair is so now.",
+        "In the graphs of both codes, this layer and its source come after the same layers.",
+        "Names paired layers that come after other layers in one code than in the other; no pair does so now.",
         _pair_by_flow,
         when="the forward passes of the model and of the source's code were followed",
     ),
@@ -253,6 +257,15 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
         "A question about orders was answered, because no swap with a look-alike would fit.",
         "Names, contents or neighbours exclude every swap, whatever the orders say.",
         lambda weighing: settle(weighing.matching, weighing.swaps),
+    ),
+    Rule(
+        "run by one code",
+        100,
+        "Only one of the two codes runs this layer, and only the other one runs a look-alike of it.",
+        "Names may say what code calls its parts and not which of them is needed; but a user may want both parts.",
+        _weigh_what_is_run,
+        Strength.OPEN,
+        when="the forward passes of the model and of the source's code were followed",
     ),
     Rule(
         "as most of its part",

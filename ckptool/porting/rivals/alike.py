@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, permutations
 
 from ..forms.branches import beside
-from ..matching.units import Pair, Path, Unit, apart, block_of, by_block, series
+from ..matching.units import Pair, Path, Unit, apart, block_of, by_block, hard_conflict, series
 from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
@@ -89,6 +89,30 @@ def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
             shown = sum(head != name[0] and not head.isdecimal() for head in heads) > 1
             if shown and len(apart(*other)[2]) < len(name) <= len(apart(*one)[2]):
                 yield one, other, ask(Reason.BESIDE_FOR_SWAP, ".".join(theirs))
+
+
+def run_by_one_code(pairs: Iterable[Pair]) -> Iterator[Swap]:
+    """Yield (pair, pair, question RUN_BY_ONE_CODE) for look-alikes if the model runs the target of the first pair only,
+    and the source's code the source of the second pair only. Of one shape and kind, the first such target that the
+    model runs comes with the first such source that the source's code runs, the second with the second, and so on.
+
+    Names have to allow the swap: words may not exclude it, and not both pairs may have equal paths, as the two codes
+    have if each was told to run another part.
+    """
+    for group in by_look(pairs).values():
+        for one, other in zip(_run_alone(group, 0), _run_alone(group, 1), strict=False):
+            (t, s), (t2, s2) = one, other
+            excluded = any(hard_conflict(a.words, b.words) is not None for a, b in ((t, s2), (t2, s)))
+            if not excluded and (t.path, t2.path) != (s.path, s2.path):
+                yield one, other, ask(Reason.RUN_BY_ONE_CODE)
+
+
+def _run_alone(pairs: Iterable[Pair], side: int) -> list[Pair]:
+    """Return those of PAIRS of which only the code of SIDE (0 for the model's, 1 for the source's) runs its unit, in
+    the order in which it runs them.
+    """
+    found = [pair for pair in pairs if pair[side].used is not None and pair[1 - side].used is None]
+    return sorted(found, key=lambda pair: pair[side].used or 0.0)
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Path, Unit, apart, block_of, hard_conflict
+from ..matching.units import Pair, Unit, block_of, hard_conflict
 from ..questions import Reason, Topic, answered
 
 #: With more pairs than this, each would be compared with too many others.
 _MOST = 1500
-#: So many pairs of a module have to show that the wrong one of two is run.
-_FEWEST = 2
 #: The questions about which of several look-alikes a layer is.
 _WHICH = (Topic.ORDER, Topic.PARTS, Topic.COUNT, Topic.SWAP)
 _ANSWER = "the source's code has no other layer of this look in this place of its graph"
@@ -122,51 +119,6 @@ def pair_by_flow(matching: Matching) -> bool:
             t.questions = [question for question in t.questions if question.reason.topic not in _WHICH]
             t.exchange("places in both graphs", Kind.GRAPHS)
     return True
-
-
-def pair_by_use(matching: Matching) -> bool:
-    """Exchange the sources of two modules of the target if the model runs the first and not the second, and the
-    source's code runs the source of the second and not that of the first: after the exchange, both codes run the one
-    and not the other. Return True if this was done for any.
-
-    This has to be so for all pairs of the two modules, two or more each, whose paths in them are equal on either side;
-    and names may not exclude the exchange of any of them (`_held_by_names`). The largest modules come first. A target
-    with another source than before has the graphs as its only evidence afterwards, and loses all questions about which
-    of several look-alikes it is.
-    """
-    pairs = matching.pairs
-    ran = [[pair[side].used is not None for pair in pairs] for side in (0, 1)]
-    one_sided = [at for at, (own, theirs) in enumerate(zip(*ran, strict=True)) if own != theirs]
-    modules: dict[tuple[Path, ...], list[tuple[int, int]]] = defaultdict(list)
-    for one, other in product(one_sided, one_sided):
-        (t, s), (t2, s2) = pairs[one], pairs[other]
-        if ran[0][one] and ran[1][other] and t.colour == t2.colour:
-            modules[apart(t, t2)[:2] + apart(s, s2)[:2]].append((one, other))
-    exchanged: set[int] = set()
-    for (own, second, *_), couples in sorted(modules.items(), key=lambda found: -len(found[1])):
-        places = {at for couple in couples for at in couple}
-        held = {at for at, (t, _) in enumerate(pairs) if t.within(own) or t.within(second)}
-        if len(couples) < _FEWEST or places != held or len(places) < 2 * len(couples) or places & exchanged:
-            continue
-        if any(_held_by_names(pairs[one], pairs[other]) for one, other in couples):
-            continue
-        for one, other in couples:
-            (t, s), (t2, s2) = pairs[one], pairs[other]
-            pairs[one], pairs[other] = (t, s2), (t2, s)
-            for unit in (t, t2):
-                unit.questions = [question for question in unit.questions if question.reason.topic not in _WHICH]
-                unit.exchange("places in both graphs", Kind.GRAPHS)
-        exchanged |= places
-    return bool(exchanged)
-
-
-def _held_by_names(one: Pair, other: Pair) -> bool:
-    """Return whether names exclude the exchange of the sources of ONE and OTHER: both pairs have equal paths, or a
-    target and its new source have names that exclude each other.
-    """
-    (t, s), (t2, s2) = one, other
-    equal = t.path == s.path and t2.path == s2.path
-    return equal or any(hard_conflict(a.words, b.words) is not None for a, b in ((t, s2), (t2, s)))
 
 
 def _contradicted(sides: Sequence[_Graph], roles: Sequence[Sequence[str]], sources: Sequence[int]) -> bool:
@@ -302,4 +254,4 @@ def _asked(unit: Unit) -> bool:
     return any(question.reason.topic in _WHICH for question in unit.doubts)
 
 
-__all__ = ["pair_by_flow", "pair_by_use", "settle_by_flow"]
+__all__ = ["pair_by_flow", "settle_by_flow"]

@@ -199,21 +199,27 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
     """Return whether WEIGHT of ONE, a fused projection that OTHER has as a whole, too, is known to have another layout
-    there: the model's code splits it head by head, and the name on the source's side surely says that its parts follow
-    one another.
+    there: one side stores its parts one after the other, and the other side head by head, as both codes show, or the
+    model's code and a sure name on the source's side, or the source's code and torch, which defines the model's tensor.
 
     The weights of OTHER with the sizes of WEIGHT are looked at in order. False at the first one that is not fused by
-    its name, or has the path of WEIGHT, or is in a module with the same contents (`_same_module`); True at the first
-    one that shows such a conflict. False if there is neither. KIND is what the name of WEIGHT says.
+    its name; and, unless both codes show it, at the first that has the path of WEIGHT, or is in a module with the same
+    contents (`_same_module`). True at the first one that shows such a conflict. False if there is neither. KIND is what
+    the name of WEIGHT says.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
         theirs = fused_kind(rival)
-        if theirs is None or rival.path == weight.path or _same_module(one, other, weight, rival):
+        if theirs is None:
             return False
-        target = weight if one.is_target else rival
-        source_kind = theirs if one.is_target else kind
-        if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
+        (target, own), (source, said) = ((weight, kind), (rival, theirs))[:: 1 if one.is_target else -1]
+        in_model, in_source = (layout_of(p.entry, len(said.parts))[0] for p in (target, source))
+        if in_model and in_source:
+            if in_model != in_source:
+                return True
+        elif rival.path == weight.path or _same_module(one, other, weight, rival):
+            return False
+        elif (in_model == "heads" and said.sure) or (in_source == "heads" and own.fixed):
             return True
     return False
 
