@@ -51,6 +51,13 @@ def test_statistics_that_old_instance_norms_kept_are_left_out() -> None:
     assert len(mapping.unused) == 6
 
 
+def test_statistics_with_a_count_of_batches_are_not_of_an_old_instance_norm() -> None:
+    """Torch counts batches since 0.4.1, so the norms of this file used their statistics."""
+    source = norms(statistics=True) | {f"in{n}.num_batches_tracked": () for n in range(3)}
+    mapping = port(signature(source), with_modules(norms(statistics=False), "InstanceNorm2d"))
+    assert {e.status for e in mapping.entries if e.target.startswith("in")} == {"guessed"}
+
+
 def test_a_batch_norm_is_no_group_norm() -> None:
     mapping = port(signature(norms(statistics=True)), with_modules(norms(statistics=False), "GroupNorm"))
     assert found(mapping, "in0.weight").status != "mapped"
