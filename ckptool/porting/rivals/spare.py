@@ -47,8 +47,8 @@ def doubt_beside_spares(matching: Matching) -> None:
 
 
 def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
-    """Return the words that two or more sources without a partner have in common, and no source of a pair: `decoder`, if
-    the model has the encoder of an autoencoder alone.
+    """Return the words that two or more sources without a partner have in common, and no source of a pair: `decoder`,
+    if the model has the encoder of an autoencoder alone.
     """
     left = Counter(word for unit in matching.free_sources for word in unit.words)
     used = {word for _, s in matching.pairs for word in s.words}
