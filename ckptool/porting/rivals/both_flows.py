@@ -123,7 +123,7 @@ def pair_by_use(matching: Matching) -> bool:
     and not the other. Return True if this was done for any.
 
     This has to be so for all pairs of the two modules, two or more each, whose paths in them are equal on either side;
-    and names may not exclude the exchange of any of them (`_held_by_names`). The largest modules come first. A target
+    and names may not exclude the exchange of any of them (`held_by_names`). The largest modules come first. A target
     with another source than before has the graphs as its only evidence afterwards, and loses all questions about which
     of several look-alikes it is.
     """
@@ -141,7 +141,7 @@ def pair_by_use(matching: Matching) -> bool:
         held = {at for at, (t, _) in enumerate(pairs) if t.within(own) or t.within(second)}
         if len(couples) < _FEWEST or places != held or len(places) < 2 * len(couples) or places & exchanged:
             continue
-        if any(_held_by_names(pairs[one], pairs[other]) for one, other in couples):
+        if any(held_by_names(pairs[one], pairs[other]) for one, other in couples):
             continue
         for one, other in couples:
             (t, s), (t2, s2) = pairs[one], pairs[other]
@@ -153,7 +153,7 @@ def pair_by_use(matching: Matching) -> bool:
     return bool(exchanged)
 
 
-def _held_by_names(one: Pair, other: Pair) -> bool:
+def held_by_names(one: Pair, other: Pair) -> bool:
     """Return whether names exclude the exchange of the sources of ONE and OTHER: both pairs have equal paths, or a
     target and its new source have names that exclude each other.
     """
