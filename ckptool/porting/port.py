@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from ..keys.known_buffers import STATISTICS
+from ..keys.known_buffers import COUNTERS, STATISTICS
 from ..model_code.signature import Entry as Tensor
 from ..model_code.signature import Signature
 from . import expression as ex
@@ -143,7 +143,8 @@ class _Entries:
         first of these questions that fits, or none; a key without an expression gets none:
 
         - LEFT_BESIDE: an unused tensor of the source (an adapter, a mask, a scale) seems to belong to a layer that the
-          key reads (`_left_beside`), and is no statistic of an instance norm. The question names this tensor.
+          key reads (`_left_beside`). The question names this tensor. A statistic that may be one that old instance
+          norms did not use (`_may_be_unused`) is left out if the model has an instance norm there.
         - LEFT_OUT_BESIDE: the source's code runs an unused layer on the input of a layer that this key, or another key
           of its module, reads (`_left_out`). The question names the unused layer; of several keys, the last decides.
         - NEW_BESIDE: the key reads one tensor, its module has another name than the source's (`_called_alike`), and a
@@ -166,7 +167,7 @@ class _Entries:
             missing = gaps.get(module, {})
             beside = self._left_beside(one, left, missing.keys())
             old = self._target.signature.entries[one.target].of_instance_norm
-            if beside is not None and not (old and beside.rpartition(".")[2] in STATISTICS):
+            if beside is not None and not (old and self._may_be_unused(beside)):
                 one = one.asking(ask(Reason.LEFT_BESIDE, beside))
             elif one.expr is not None and module in aside:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
@@ -176,6 +177,14 @@ class _Entries:
         entries = self._with_left_biases(entries)
         read = {key for one in entries for key in one.sources}  # a sum also reads biases that were left out
         return replace(made, entries=tuple(entries), unused=tuple(key for key in made.unused if key not in read))
+
+    def _may_be_unused(self, key: str) -> bool:
+        """Return whether KEY, a key of the source, is a statistic that an instance norm of torch kept and did not use,
+        as those up to version 0.4 did. A norm with a count of batches is newer, and used its statistics.
+        """
+        leaf = key.rpartition(".")[2]
+        counted = any(key.removesuffix(leaf) + name in self._source.signature.entries for name in COUNTERS)
+        return leaf in STATISTICS and not counted
 
     def _left(self, made: Mapping) -> dict[str, list[str]]:
         """Return path of a module of the source -> its unused keys that may be part of a layer (`_may_belong`), in

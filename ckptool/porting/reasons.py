@@ -111,10 +111,9 @@ class Reason(Enum):
     )
     BESIDE_FOR_SWAP = (
         Topic.SWAP,
-        "the modules beside this one, or beside the one that it may be exchanged with, come from {} of the source, "
-        "where {} has the name that this or that layer has in the model; check which of these two tensors the source's "
-        "code uses in this layer, and if it is not the chosen one, exchange the tensors of the two layers (among the "
-        "alternatives below)",
+        "by the modules beside them, this layer and the layer that got {} of the source would have each other's "
+        "tensor; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
+        "one, exchange the tensors of the two layers (among the alternatives below)",
     )
     RUN_BY_ONE_CODE = (
         Topic.SWAP,

@@ -166,3 +166,18 @@ def test_one_bias_of_the_model_is_most_likely_the_sum_of_those_that_were_left_ou
         assert str(entry.expr) == f"add({chosen}, {'mlp.1.bias' if chosen == 'linear.bias' else 'linear.bias'})"
     assert {e.status for e in made.entries if e is not entry} == {"mapped"}
     assert not made.unused
+
+
+def test_a_question_about_the_modules_beside_a_layer_names_the_other_layer_alone() -> None:
+    """The part of the source that the modules beside it come from is the outermost module, which has no name."""
+
+    def parts(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        sizes = ((16, 8), (12, 8), (16, 8))
+        made = {f"{name}.fc1.weight": (a, b) for name, (a, b) in zip(names, sizes, strict=True)}
+        return made | {f"{name}.fc2.weight": (b, a) for name, (a, b) in zip(names, sizes, strict=True)}
+
+    ends = {"inp.weight": (8, 3), "head.weight": (4, 8)}
+    source = parts(("encoder", "decoder", "net.encoder")) | ends
+    target = parts(("net.encoder", "net.decoder", "vae_encoder")) | ends
+    (doubt,) = found(port(signature(source), wanted(target)), "net.encoder.fc1.weight").doubts
+    assert doubt.startswith("by the modules beside them, this layer and the layer that got encoder.fc1 of the source")

@@ -139,3 +139,16 @@ def test_keys_that_are_sorted_in_each_part_have_no_order() -> None:
     assert {pairing(mapping)[f"blocks.{n}.norm2.weight"] for n in (0, 1)} == {
         f"encoder.{n}.final_layer_norm.weight" for n in (0, 1)
     }
+
+
+def test_a_new_block_takes_nothing_from_a_spare_layer_of_another_block_in_silence() -> None:
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(4):
+        source |= layer(f"blocks.{n}.lin1", 20 + n, 10 + n) | layer(f"blocks.{n}.lin2", 11 + n, 20 + n)
+        target |= layer(f"layers.{n}.fc1", 20 + n, 10 + n) | layer(f"layers.{n}.fc2", 11 + n, 20 + n)
+    source |= layer("blocks.1.lin3", 33, 17)
+    target |= layer("layers.3.fc1", 33, 17) | layer("layers.3.fc2", 40, 33)
+    mapping = port(signature(source), wanted(target))
+    assert found(mapping, "layers.3.fc1.weight").status == "guessed"
+    assert {e.status for e in mapping.entries if not e.target.startswith("layers.3.")} == {"mapped"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from effort import lines
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted
@@ -678,6 +679,25 @@ def test_a_module_without_a_number_in_a_list_of_others_is_not_its_first_member()
 
     paths = [("net", "norm", "kernel"), ("net", "1", "conv", "kernel"), ("net", "2", "conv", "kernel")]
     assert numbered(paths) == paths
+
+
+@pytest.mark.parametrize("first", ["cell", "cell_2"])
+def test_a_cell_does_not_get_the_number_that_another_one_in_its_layer_has(first: str) -> None:
+    from ckptool.porting.forms.roles import numbered
+
+    paths = [("gru", "0", first, "kernel"), ("gru", "0", "cell_0", "kernel"), ("gru", "1", "cell_1", "kernel")]
+    assert numbered(paths) == paths
+
+
+def test_numbers_of_first_layers_are_found_in_many_modules_and_in_deep_ones() -> None:
+    from ckptool.porting.forms.roles import numbered
+
+    def steps(count: int) -> int:
+        return lines(lambda: numbered([("net", f"mod{n}x", "kernel") for n in range(count)]))
+
+    assert steps(400) < 2.5 * steps(200)
+    deep = [(*"abcde" * 300, "kernel")] * 2
+    assert numbered(deep) == deep
 
 
 @pytest.mark.parametrize("word", ["scale", "shift"])

@@ -30,6 +30,27 @@ def test_a_parameter_moves_from_a_layer_to_its_wrapper_and_back() -> None:
     assert {entry.status for made in (there, back) for entry in made.entries} == {"mapped"}
 
 
+def two_directions(holder: str) -> Shapes:
+    made: Shapes = {}
+    for way in ("fwd", "bwd"):
+        made |= {f"enc.{way}.{leaf}": shape for leaf, shape in (("weight_ih_l0", (32, 6)), ("bias_ih_l0", (32,)))}
+        made[holder.format(way)] = (32, 8)
+    return made
+
+
+def test_what_is_around_two_layers_wraps_none_of_them() -> None:
+    around, inside = two_directions("enc.weight_hh_l0"), two_directions("enc.{}.weight_hh_l0")
+    for source, target in ((around, inside), (inside, around)):
+        mapping = port(signature(source), wanted(target))
+        assert {e.status for e in mapping.entries if "weight_hh" in e.target} == {"unmapped"}
+
+
+def test_what_a_layer_of_the_model_takes_is_not_that_of_a_wrapper_as_well() -> None:
+    source = two_directions("enc.{}.weight_hh_l0")
+    target = source | {"enc.weight_hh_l0": (32, 8)}
+    assert found(port(signature(source), wanted(target)), "enc.weight_hh_l0").status == "unmapped"
+
+
 def norms(statistics: bool) -> Shapes:
     made: Shapes = {}
     for n in range(3):
@@ -49,6 +70,13 @@ def test_statistics_that_old_instance_norms_kept_are_left_out() -> None:
     mapping = port(signature(norms(statistics=True)), with_modules(norms(statistics=False), "InstanceNorm2d"))
     assert {entry.status for entry in mapping.entries} == {"mapped"}
     assert len(mapping.unused) == 6
+
+
+def test_statistics_with_a_count_of_batches_are_not_of_an_old_instance_norm() -> None:
+    """Torch counts batches since 0.4.1, so the norms of this file used their statistics."""
+    source = norms(statistics=True) | {f"in{n}.num_batches_tracked": () for n in range(3)}
+    mapping = port(signature(source), with_modules(norms(statistics=False), "InstanceNorm2d"))
+    assert {e.status for e in mapping.entries if e.target.startswith("in")} == {"guessed"}
 
 
 def test_a_batch_norm_is_no_group_norm() -> None:

@@ -205,13 +205,14 @@ def _add(canon: Canon, piece: Piece, word: str) -> None:
 def count_letters(source: Canon, target: Canon) -> None:
     """Replace letters from a on by numbers in the paths of modules on both sides: `conv_a`, `conv_b` become `conv_1`,
     `conv_2` (`counted_by_letters`, which also makes `netG_ab`, `netG_ba` of `netG_A2B`, `netG_B2A`). They stay if each
-    of these letters is the last word of some name in the paths of the other side, and a lone `conv_a` stays, too. The
-    paths of the counters of batch norms change in the same way.
+    of these letters is the last word of some name in the paths of the other side, also before a number (`conv_a2`), and
+    a lone `conv_a` stays, too. The paths of the counters of batch norms change in the same way.
 
     This comes after the parts of tensors are joined: their letters (`b_q`, `b_k`) do not count anything.
     """
     sides = (source, target)
-    letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in sides]
+    names = [{name for piece in canon.pieces.values() for name in piece.path} for canon in sides]
+    letters = [{word for name in own for word in [*filter(str.isalpha, cut(name))][-1:]} for own in names]
     for canon, theirs in zip(sides, reversed(letters), strict=True):
         found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
         for piece in [p for p in canon.pieces.values() if p.path in found]:

@@ -55,21 +55,24 @@ def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     layer, if the second layer has its counterpart: `gru_cell` in `gru_0`, beside `gru_cell_1` in `gru_1`. A path has
     the names of the scopes (modules) around a tensor and, last, that of the tensor. Names of tensors stay as they are,
     and do not count as such a `conv_1` or `conv_0`. Numbers that are components of their own are added, too
-    (`_with_first`).
+    (`_with_first`). Paths that differ stay different.
     """
     paths = _with_first(list(paths))
     beside = _held(paths)
-
-    def first(path: tuple[str, ...], at: int) -> bool:
-        """Return whether the module PATH[AT] is a first layer without its number."""
-        others = beside[path[:at]]
-        if at and f"{path[at]}_1" not in others:
-            second = "1" if path[at - 1] == "0" else f"{path[at - 1]}_1" if first(path, at - 1) else None
-            there = beside.get((*path[: at - 1], second), set()) if second else set()
-            others = others if path[at] in there else there
-        return f"{path[at]}_1" in others and f"{path[at]}_0" not in others
-
-    return [(*(f"{c}_0" if first(path, at) else c for at, c in enumerate(path[:-1])), *path[-1:]) for path in paths]
+    found = []
+    for path in paths:
+        made: list[str] = []
+        for at, name in enumerate(path[:-1]):
+            own = others = beside[path[:at]]
+            if at and f"{name}_1" not in own:
+                around = path[at - 1]
+                second = "1" if around == "0" else f"{around}_1" if made[-1] != around else None
+                there = beside.get((*path[: at - 1], second), set()) if second else set()
+                others = own if name in there else there
+            is_first = f"{name}_1" in others and f"{name}_0" not in others and f"{name}_0" not in own
+            made.append(f"{name}_0" if is_first else name)
+        found.append((*made, *path[-1:]))
+    return found
 
 
 def _with_first(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -79,15 +82,15 @@ def _with_first(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """
     beside = _held(paths)
 
-    def is_first(module: tuple[str, ...]) -> bool:
+    def has_first(module: tuple[str, ...]) -> bool:
         second = beside.get((*module, "1"), set())
-        names = {name for name in beside.get(module, ()) if not name.isdecimal()}
-        has_own = bool(names) and all(name in second or f"{name}_1" in second for name in names)
-        return has_own and "0" not in beside[module]
+        names = {name for name in beside[module] if not name.isdecimal()} if second else set()
+        return bool(names) and "0" not in beside[module] and all({name, f"{name}_1"} & second for name in names)
 
+    lists = {module for module in beside if module and has_first(module)}
     found = []
     for path in paths:
-        inside = [at for at in range(1, len(path) - 1) if not path[at].isdecimal() and is_first(path[:at])]
+        inside = {at for at in range(1, len(path) - 1) if not path[at].isdecimal() and path[:at] in lists}
         found.append(tuple(c for at, c in enumerate(path) for c in (("0", c) if at in inside else (c,))))
     return found
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.pieces import Piece, holds_channels_last, substituted
+from ..forms.pieces import Name, Piece, holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Path, Unit, hard_conflict, label_of, related, similarity
 from ..questions import Question, Reason, ask
@@ -79,21 +80,29 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _of_wrappers(filling: Filling) -> None:
-    """Fill each tensor of the model without a source that a wrapper of a layer holds, if the layer itself holds one of
-    this role and of equal sizes in the source; or the other way round: `rnn.weight_hh_l0_raw` from
-    `rnn.module.weight_hh_l0_raw`. Weights and biases are left out: both a wrapper and its layer may have one.
+    """Fill each tensor of the model without a source that a wrapper of a layer holds, if the layer itself holds an
+    unused one of this role and of equal sizes in the source; or the other way round: `rnn.weight_hh_l0_raw` from
+    `rnn.module.weight_hh_l0_raw`. Each of the two has to fit no other one: what is around several layers wraps none of
+    them. Weights and biases are left out: both a wrapper and its layer may have one.
     """
     cells = filling.matcher.cells
     targets, sources = ({unit.path: unit for unit in side} for side in (cells.targets, cells.sources))
-    for t, s in list({id(t): (t, s) for t, s in filling.unit_of.values()}.values()):
+    used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
+    fitting: dict[tuple[Name, Name], tuple[Unit, Unit]] = {}
+    for t, s in {id(t): (t, s) for t, s in filling.unit_of.values()}.values():
         couples = [(targets[path], s) for path in _wrappers(t) if path in targets]
         couples += [(t, sources[path]) for path in _wrappers(s) if path in sources]
         for own, theirs in couples:
-            roles = (own.pieces.keys() & theirs.pieces.keys()) - (t.pieces.keys() & s.pieces.keys())
-            for role in sorted(roles - {"weight", "bias"}):
+            for role in (own.pieces.keys() & theirs.pieces.keys()) - {"weight", "bias"}:
                 piece, source = own.pieces[role], theirs.pieces[role]
-                if piece.name not in filling.holes and piece.shape == source.shape:
-                    filling.put(piece, (own, theirs), Filled(source.expr, "held by the layer or by its wrapper"))
+                free = piece.name not in filling.holes and used.isdisjoint(source.expr.keys())
+                if free and piece.shape == source.shape:
+                    fitting[piece.name, source.name] = own, theirs
+    counts = [Counter(names) for names in zip(*fitting, strict=True)]
+    for names, (own, theirs) in fitting.items():
+        if all(count[name] == 1 for count, name in zip(counts, names, strict=True)):
+            filled = Filled(theirs.pieces[names[1].role].expr, "held by the layer or by its wrapper")
+            filling.put(own.pieces[names[0].role], (own, theirs), filled)
 
 
 def _wrappers(unit: Unit) -> list[Path]:

@@ -34,7 +34,20 @@ from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
 from .telling_apart import SUPPORT, TELLING, Split
-from .units import SOME, Pair, Path, Unit, hard_conflict, label_of, natural, related, series, similarity, units_of
+from .units import (
+    SOME,
+    Pair,
+    Path,
+    Unit,
+    block_of,
+    hard_conflict,
+    in_block,
+    label_of,
+    natural,
+    related,
+    similarity,
+    units_of,
+)
 
 #: A file may have such a share of tensors of which the model has none that looks so, and still be of the same model.
 _FEW_SPARE = 0.1
@@ -127,6 +140,7 @@ class Matcher:
                 self._other_keys[entry.tied].append(key)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._whole: set[tuple[Path, Path]] | None = None
+        self._blocks: Counter[tuple[Path, Path]] = Counter()
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
@@ -367,12 +381,19 @@ class Matcher:
         return False
 
     def in_whole_modules(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or the units of some other
-        decided pair are whose paths, without their numbers, are those of T and S: one side may lack a layer in a block.
+        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or are equal layers of two
+        blocks of which one lacks a layer. The latter is so if two other decided pairs show it: one has its units in
+        these two blocks; the other one is in modules that match as a whole, and its units have in their blocks the
+        paths that T and S have in theirs.
         """
         if self._whole is None:
-            self._whole = {(series(a), series(b)) for a, b in self.cells.pairs() if self.scopes.same(a, b)}
-        return self.scopes.same(t, s) or (series(t), series(s)) in self._whole
+            pairs = self.cells.pairs()
+            self._whole = {(in_block(a), in_block(b)) for a, b in pairs if self.scopes.same(a, b)}
+            self._blocks = Counter((block_of(a.path), block_of(b.path)) for a, b in pairs)
+        if self.scopes.same(t, s):
+            return True
+        partners = self._blocks[block_of(t.path), block_of(s.path)] > 1
+        return partners and (in_block(t), in_block(s)) in self._whole
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
         """Return whether T or S (with BOTH: T and S) is in a module, not the outermost, that holds other units of its

@@ -152,8 +152,8 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
 
 
 def _weigh_the_modules_beside(weighing: Weighing) -> None:
-    """Ask both pairs of each swap that `of_the_modules_beside` finds its question, unless both codes run just the same
-    one of the two (`Swaps.run_apart`).
+    """Ask both pairs of each swap that `of_the_modules_beside` finds its question, unless what both codes run tells
+    the two apart (`Swaps.run_apart`).
     """
     for one, other, question in of_the_modules_beside(weighing.pairs):
         if not weighing.swaps.run_apart(one, other):

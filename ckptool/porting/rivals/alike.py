@@ -88,7 +88,7 @@ def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
             heads = beside.get((own, theirs), []) if len(name) > 1 and not name[0].isdecimal() else []
             shown = sum(head != name[0] and not head.isdecimal() for head in heads) > 1
             if shown and len(apart(*other)[2]) < len(name) <= len(apart(*one)[2]):
-                yield one, other, ask(Reason.BESIDE_FOR_SWAP, ".".join(theirs))
+                yield one, other, ask(Reason.BESIDE_FOR_SWAP)
 
 
 def run_by_one_code(pairs: Iterable[Pair]) -> Iterator[Swap]:

@@ -11,7 +11,7 @@ from ..forms.branches import Branches, beside
 from ..matching.counting import directions, row_of, rows
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Path, Unit, block_of, series
+from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, series
 from ..questions import Question, Reason, ask
 from ..words import common_start
 from .belief import BELIEVED, NUMBERED, concordance, orders_of
@@ -69,10 +69,12 @@ class Swaps:
 
     def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """Return the question to ask about the pairs ONE and OTHER if their swap cannot be excluded; it is not asked
-        here. None if both codes run just the same one of the two (`run_apart`). Else it is the result of
-        `reason_in_row`, unless that is False; then:
+        here. None if what both codes run tells the two apart (`run_apart`). Else it is the result of `reason_in_row`,
+        unless that is no question; then:
 
-        - RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
+        - ORDER_FOR_SWAP if what both codes run is for the swap (`_run_across`);
+        - else None if the result was None;
+        - else RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
           that is 0.85 reliable or more is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
         - else NAMED_AS_ADDED if one source has the name of a layer that was added to the code later (`_is_added`);
         - else False.
@@ -88,6 +90,8 @@ class Swaps:
             return None
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
+        if not found and self._run_across(one, other):
+            return ask(Reason.ORDER_FOR_SWAP, "execution order of both")
         if found is False and beside(one[0], other[0]):
             votes = self._believed(one, other, belief)
             if not any(self._branches.shown(one, other, name) for name, vote in votes.items() if vote > 0):
@@ -97,9 +101,22 @@ class Swaps:
         return found
 
     def run_apart(self, one: Pair, other: Pair) -> bool:
-        """Return whether both codes were followed, and both run just the same one of the pairs ONE and OTHER."""
-        ran = {tuple(unit.used is not None for unit in pair) for pair in (one, other)}
-        return self._followed and ran == {(True, True), (False, False)}
+        """Return whether both codes run just the same one of the pairs ONE and OTHER, and names are not for the swap
+        (`by_names`).
+        """
+        return self._ran(one, other) == {(True, True), (False, False)} and by_names(one, other) != "against"
+
+    def _run_across(self, one: Pair, other: Pair) -> bool:
+        """Return whether both codes would run just the same one of the pairs ONE and OTHER after the swap, and names do
+        not exclude it (`_held_by_names`).
+        """
+        return self._ran(one, other) == {(True, False), (False, True)} and not _held_by_names(one, other)
+
+    def _ran(self, *pairs: Pair) -> set[tuple[bool, ...]]:
+        """Return, for each of PAIRS, whether the model runs the target, and whether the source's code runs the source.
+        The set is empty if one of the two codes was not followed.
+        """
+        return {tuple(unit.used is not None for unit in pair) for pair in pairs} if self._followed else set()
 
     def _is_added(self, one: Unit, other: Unit) -> bool:
         """Return whether one of the sources ONE and OTHER has the name of a layer that was added to the code later, so
@@ -277,3 +294,12 @@ def _goes_through_towers(pairs: Sequence[Pair]) -> bool:
         and [unit.colour for unit in theirs] == looks != across
         and {*zip(own, theirs, strict=True)} <= {*pairs}
     )
+
+
+def _held_by_names(one: Pair, other: Pair) -> bool:
+    """Return whether names exclude the exchange of the sources of ONE and OTHER: both pairs have equal paths, or a
+    target and its new source have names that exclude each other.
+    """
+    (t, s), (t2, s2) = one, other
+    equal = t.path == s.path and t2.path == s2.path
+    return equal or any(hard_conflict(a.words, b.words) is not None for a, b in ((t, s2), (t2, s)))

@@ -276,13 +276,14 @@ def _other_heads(target: Piece, source: Piece, own: Fused | None, theirs: Fused 
 
     It is asked if both names are those of fused projections, and TARGET has blocks, by its code or, if that shows no
     layout, by a sure name. It is not asked if the name of SOURCE surely means blocks (also an open one, `qkv_proj`, if
-    keys have fewer rows than queries), or if both codes cut them into blocks with the same names in the same order
-    (`_blocks_in_both`).
+    keys have fewer rows than queries), if both codes cut them into blocks with the same names in the same order
+    (`_blocks_in_both`), or if the source's code cuts SOURCE into blocks, and TARGET is of torch's own attention.
     """
     if own is None or theirs is None or _blocks_in_both(target, source, len(own.parts)):
         return None
     equal = source.shape[0] == len(theirs.parts) * prod(source.shape[1:])
-    if theirs.ordered or (theirs.sure and not equal):
+    of_torch = own.fixed and layout_of(source.entry, len(own.parts))[0] == "block"
+    if theirs.ordered or (theirs.sure and not equal) or of_torch:
         return None
     layout = layout_of(target.entry, len(own.parts))[0]
     return Reason.HEADS_ARRANGED if layout == "block" or (not layout and own.sure) else None
