@@ -152,3 +152,18 @@ def test_a_new_block_takes_nothing_from_a_spare_layer_of_another_block_in_silenc
     mapping = port(signature(source), wanted(target))
     assert found(mapping, "layers.3.fc1.weight").status == "guessed"
     assert {e.status for e in mapping.entries if not e.target.startswith("layers.3.")} == {"mapped"}
+
+
+@pytest.mark.parametrize("first", ["extra.", ""])
+def test_which_of_two_stacks_of_experts_is_meant_is_a_question(first: str) -> None:
+    stacks: Shapes = {"gate_up_proj": (3, 20, 6), "down_proj": (3, 6, 10)}
+    source: Shapes = {}
+    for prefix in (first, "" if first else "extra."):
+        source |= {prefix + key: shape for key, shape in stacks.items()}
+    target: Shapes = {}
+    for n in range(3):
+        target |= {f"experts.{n}.{leaf}.weight": (10, 6) for leaf in ("w1", "w3")}
+        target |= {f"experts.{n}.w2.weight": (6, 10)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+    assert {reason for entry in mapping.entries for reason in reasons(entry)} == {"SPARE_BESIDE"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
 from operator import or_
+from typing import Any
 
 from ...keys.known_buffers import STATISTICS
 from ...model_code.signature import Entry
@@ -41,10 +42,10 @@ from .units import (
     Unit,
     block_of,
     hard_conflict,
-    in_block,
     label_of,
     natural,
     related,
+    series,
     similarity,
     units_of,
 )
@@ -140,7 +141,7 @@ class Matcher:
                 self._other_keys[entry.tied].append(key)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._whole: set[tuple[Path, Path]] | None = None
-        self._blocks: Counter[tuple[Path, Path]] = Counter()
+        self._blocks: list[Counter[Any]] = []
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
@@ -381,19 +382,21 @@ class Matcher:
         return False
 
     def in_whole_modules(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or are equal layers of two
-        blocks of which one lacks a layer. The latter is so if two other decided pairs show it: one has its units in
-        these two blocks; the other one is in modules that match as a whole, and its units have in their blocks the
-        paths that T and S have in theirs.
+        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or the units of some other
+        decided pair are whose paths, without their numbers, are those of T and S: one side may lack a layer in a block.
+        In the second case, another decided pair has to be in the blocks of T and S, or no other pair in either of them.
         """
-        if self._whole is None:
-            pairs = self.cells.pairs()
-            self._whole = {(in_block(a), in_block(b)) for a, b in pairs if self.scopes.same(a, b)}
-            self._blocks = Counter((block_of(a.path), block_of(b.path)) for a, b in pairs)
         if self.scopes.same(t, s):
             return True
-        partners = self._blocks[block_of(t.path), block_of(s.path)] > 1
-        return partners and (in_block(t), in_block(s)) in self._whole
+        if self._whole is None:
+            pairs = self.cells.pairs()
+            self._whole = {(series(a), series(b)) for a, b in pairs if self.scopes.same(a, b)}
+            blocks = [(block_of(a.path), block_of(b.path)) for a, b in pairs]
+            self._blocks = [Counter(blocks), *(Counter(side) for side in zip(*blocks, strict=True))]
+        own, theirs = block_of(t.path), block_of(s.path)
+        both, of_targets, of_sources = self._blocks
+        partners = both[own, theirs] > 1 or of_targets[own] == of_sources[theirs] == 1
+        return partners and (series(t), series(s)) in self._whole
 
     def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
         """Return whether T or S (with BOTH: T and S) is in a module, not the outermost, that holds other units of its

@@ -371,11 +371,6 @@ def block_of(path: Sequence[str]) -> Path:
     return (parts_around(path) or [()])[-1]
 
 
-def in_block(unit: Unit) -> Path:
-    """Return the path of UNIT in its block (`block_of`): `mlp.0` for `h.3.mlp.0`."""
-    return unit.path[len(block_of(unit.path)) :]
-
-
 def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
     """Return path of a block of the target -> the pairs whose target has it as its block, in their order; () for pairs
     outside of all blocks.

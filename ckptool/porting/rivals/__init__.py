@@ -294,7 +294,8 @@ WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
     Rule(
         "spare beside it",
         135,
-        "A look-alike of its source in the same module of the file has no partner, and would fit as well.",
+        "A look-alike of its source in the same module of the file, or of its name in a module beside that, has no "
+        "partner, and would fit as well.",
         "A file may hold a layer that the model lacks, such as an auxiliary head, and only names tell it apart.",
         lambda weighing: doubt_beside_spares(weighing.matching),
         Strength.OPEN,

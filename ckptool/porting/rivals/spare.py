@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
-from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, series
+from ..matching.units import Pair, Path, Unit, apart, block_of, hard_conflict, series
 from ..questions import Question, Reason
+from ..words import common_start
 from .names import own_words, soft_words
 
 #: What related targets have in common -> how often their sources have which name, without numbers.
@@ -20,20 +21,26 @@ _Names = dict[Path, Counter[Path]]
 
 
 def doubt_beside_spares(matching: Matching) -> None:
-    """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same module, or in the same
-    block, has no partner, and would fit as well (`_fits_as_well`). If this one is called like the sources of related
-    targets (`_called_like`), the two change places. Pairs with a doubt, equal names or equal neighbours on both sides
-    are not asked about, nor is a look-alike in a part that the model lacks (`_words_of_parts_left_out`).
+    """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same module or in the same
+    block, or a twin of it (`_are_twins`), has no partner, and would fit as well (`_fits_as_well`). If this one is
+    called like the sources of related targets (`_called_like`), the two change places. Pairs with a doubt, equal names
+    or equal neighbours on both sides are not asked about, nor is a look-alike in a part that the model lacks
+    (`_words_of_parts_left_out`). Sources with a spare twin do not show how sources are called.
     """
     spare: dict[object, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(1):
         spare[unit.colour, block_of(unit.path)].append(unit)
-    names = _names(matching.pairs) if spare else {}
-    gone = _words_of_parts_left_out(matching) if spare else frozenset()
+        spare[unit.colour, unit.last].append(unit)
+    if not spare:
+        return
+    twins = [[u for u in spare[s.colour, s.last] if _are_twins(s, u)] for _, s in matching.pairs]
+    names = _names([pair for pair, found in zip(matching.pairs, twins, strict=True) if not found])
+    gone = _words_of_parts_left_out(matching)
     for at, (t, s) in enumerate(matching.pairs):
         if t.told_by(Kind.NAME) or t.told_by(Kind.BETWEEN) or t.doubts:
             continue
-        beside = [u for u in spare[s.colour, block_of(s.path)] if gone.isdisjoint({*u.words} - {*s.words})]
+        near = dict.fromkeys((*spare[s.colour, block_of(s.path)], *twins[at]))
+        beside = [u for u in near if gone.isdisjoint({*u.words} - {*s.words})]
         found = [u for u in beside if _fits_as_well(t, s, u, names)]
         if not found:
             continue
@@ -57,9 +64,9 @@ def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
 
 def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
     """Return whether SPARE fits the target T as well as its source S: its words do not exclude T, and it alone is
-    called like the sources of equal layers in other blocks (`_called_like`); or it is in the module of S, S is not
-    called like the sources of related targets, and the name of SPARE shares as many words with T that the other one
-    lacks (`own_words`, then `soft_words`), or more.
+    called like the sources of equal layers in other blocks (`_called_like`); or it is in the module of S or its twin, S
+    is not called like the sources of related targets, and the name of SPARE shares as many words with T that the other
+    one lacks (`own_words`, then `soft_words`), or more.
     """
     if hard_conflict(t.words, spare.words) or spare.pieces.keys() != s.pieces.keys():
         return False
@@ -69,7 +76,17 @@ def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
     ours = own_words(t, s, spare, spare), soft_words(t, s)
     theirs = own_words(t, spare, s, s), soft_words(t, spare)
     kept = theirs == ours and _called_like(_related(t), s, names, least=2)
-    return spare.path[:-1] == s.path[:-1] and theirs >= ours and not kept
+    near = spare.path[:-1] == s.path[:-1] or _are_twins(s, spare)
+    return near and theirs >= ours and not kept
+
+
+def _are_twins(one: Unit, other: Unit) -> bool:
+    """Return whether ONE and OTHER have equal paths behind a module that has another name in one of them, or is not
+    there: `extra.experts.0.up` and `experts.0.up`. A number is no such name: layers of two blocks are no twins.
+    """
+    own, theirs, _ = apart(one, other)
+    at = common_start((own, theirs))
+    return max(len(own), len(theirs)) == at + 1 and not any(name.isdecimal() for name in own[at:] + theirs[at:])
 
 
 def _related(t: Unit) -> tuple[Path, Path]:
