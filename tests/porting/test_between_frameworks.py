@@ -353,3 +353,17 @@ def test_tensors_beside_the_modules_of_a_tree_are_read(torch):
     assert net.temperature == 2.0
     assert net.encoder.positions.equal(tree["params"]["encoder"]["pos_embedding"][0])
     assert net.encoder.layers[3]["fc2"].weight.equal(layers["layer_3"]["fc2"]["kernel"].T)
+
+
+@pytest.mark.parametrize("lacking", [{"gamma"}, {"beta"}, {"gamma", "beta"}, set()])
+def test_a_batch_norm_of_keras_without_scale_or_shift_multiplies_by_1_and_adds_0(torch, lacking):
+    source = {"stem/kernel:0": torch.randn(3, 3, 3, 8)}
+    leaves = {"gamma", "beta", "moving_mean", "moving_variance"} - lacking
+    source |= {f"stem_bn/{leaf}:0": torch.rand(8) + 1 for leaf in sorted(leaves)}
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8))
+    torch.nn.init.zeros_(net[1].weight)
+    mapping = ckptool.transfer(source, net)
+    assert mapping.is_sure
+    ckptool.load_into(net, source, mapping=mapping)
+    for leaf, value, neutral in (("gamma", net[1].weight, torch.ones(8)), ("beta", net[1].bias, torch.zeros(8))):
+        assert value.equal(source.get(f"stem_bn/{leaf}:0", neutral))

@@ -224,6 +224,9 @@ _SHIFTS = frozenset("bias beta shift offset loc".split())
 _FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
 
 
+#: What is beside the shift of a norm that has no scale (`scale=False` of Keras).
+_STATISTICS = frozenset("moving_mean moving_variance running_mean running_var".split())
+
 _WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
 #: Spectral norm of code from before torch had its own (Miyato et al., 2018): a wrapper, whose names differ.
 _WRAPPED = {"weight_bar": "weight_orig", "weight_u": "weight_u", "weight_v": "weight_sv"}
@@ -391,7 +394,7 @@ def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
     """
     if role == "running_mean" and cut(leaf) == ("mean",):
         return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
-    return role == "bias" and leaf != "bias" and not {s.lower() for s in siblings} & _FACTORS
+    return role == "bias" and leaf != "bias" and not {s.lower() for s in siblings} & (_FACTORS | _STATISTICS)
 
 
 def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:

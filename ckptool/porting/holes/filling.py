@@ -246,12 +246,22 @@ def _biases(unit: Unit) -> list[str]:
     return [role for role in ("bias_ih", "bias_hh", "bias") if role in unit.pieces]
 
 
+#: What every batch norm has that keeps statistics.
+_WITH_STATISTICS = frozenset({"running_mean", "running_var"})
+
+
 def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
     """Return (expression for PIECE, the tensor ROLE of T, roles of S that it reads); None if there is none.
 
     If both units have one piece, it is made from the piece of S, whatever its role; else a bias is made as `_bias_for`
     says, and any other tensor from the piece of S with this role. None, too, if more than sizes of 1 differ.
+
+    What S lacks of the scale and shift of a batch norm is 1 or 0: Keras stores neither with `scale=False` or
+    `center=False`, and torch neither with `affine=False`.
     """
+    if role in ("weight", "bias") and role not in s.pieces and t.pieces.keys() & s.pieces.keys() >= _WITH_STATISTICS:
+        zeros = ex.zeros(*piece.shape)
+        return (ex.shift(zeros, 1.0) if role == "weight" else zeros), []
     if len(t.pieces) == len(s.pieces) == 1:
         role = next(iter(s.pieces))
     elif role in ("bias", "bias_ih", "bias_hh"):
