@@ -176,7 +176,10 @@ class Words(nn.Module):
         x = getattr(self, self.names[0])(ids)
         if self.masked == "before":
             x = x.masked_fill((ids == 3)[..., None], 0.0)
-        x = x * self.times if self.times != 1 else x
+        if self.masked == "turned":
+            x = (x.mT * self.times).mT
+        else:
+            x = x * self.times if self.times != 1 else x
         if self.masked == "after":
             x.masked_fill_((ids == 3)[..., None], 0.0)
         places = torch.arange(ids.shape[1])
@@ -195,10 +198,26 @@ def test_code_shows_that_it_multiplies_the_rows_of_a_table(times: tuple[float, f
     assert same_outputs(mapping, theirs, own, torch.randint(0, 20, (2, 5)))
 
 
-@pytest.mark.parametrize("masked", [("before", "after"), ("after", "before"), ("no", "before"), ("after", "no")])
-def test_rows_may_be_masked_before_or_after_they_are_multiplied(masked: tuple[str, str]) -> None:
-    theirs, own = Words(("words", "a"), 4.0, masked=masked[0]), Words(("tokens", "b"), 4.0, masked=masked[1])
+@pytest.mark.parametrize("positions", ["computed", "none"])
+@pytest.mark.parametrize(
+    "masked", [("before", "after"), ("after", "before"), ("no", "before"), ("after", "no"), ("turned", "no")]
+)
+def test_rows_may_be_masked_or_turned_before_or_after_they_are_multiplied(
+    masked: tuple[str, str], positions: str
+) -> None:
+    theirs, own = (
+        Words(names, 4.0, masked=kind, positions=positions)
+        for names, kind in zip((("words", "a"), ("tokens", "b")), masked, strict=True)
+    )
     assert ported(theirs, own, "int64[2,5]").is_sure
+
+
+@pytest.mark.parametrize("times", [(4.0, 1.0), (1.0, 4.0)])
+def test_a_number_on_the_rows_of_a_table_is_none_of_the_layer_that_takes_them(times: tuple[float, float]) -> None:
+    theirs, own = Words(("words", "a"), times[0], positions="none"), Words(("tokens", "b"), times[1], positions="none")
+    mapping = ported(theirs, own, "int64[2,5]")
+    assert [e.target for e in mapping.having("guessed")] == ["tokens.weight"]
+    assert same_outputs(mapping, theirs, own, torch.randint(0, 20, (2, 5)))
 
 
 @pytest.mark.parametrize("spread", [0.25, 1.0, 0.02])

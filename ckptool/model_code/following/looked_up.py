@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..call import ADDS, LOOKS, MULTIPLIES, UNCHANGED, Call
+from ..call import ADDS, LOOKS, MULTIPLIES, TURNS, UNCHANGED, Call
 from ..signature import Facts
 from .multiplied import number_in
 from .use import Uses
@@ -25,12 +25,16 @@ class Tables:
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
         self._rows: dict[int, str] = {}  # id of a tensor -> the table whose rows it is
-        self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied
+        self._scaled_rows: dict[int, str] = {}  # the same of rows that were multiplied or turned
         self._one_hot: set[int] = set()  # tensors that are one in one place of each row, and zero elsewhere
 
     def table_of(self, value: Any) -> str | None:
         """Return the key of the table whose rows the tensor VALUE holds, or None."""
         return self._rows.get(id(value))
+
+    def has_factor_of(self, value: Any) -> bool:
+        """Return whether a number that the tensor VALUE is multiplied by counts as one of a table."""
+        return id(value) in self._rows or id(value) in self._scaled_rows
 
     def is_one_hot(self, value: Any) -> bool:
         """Return whether the tensor VALUE is one in one place of each row, and zero elsewhere."""
@@ -43,8 +47,8 @@ class Tables:
         its key.
 
         If CALL does something else with rows, that is noted in the facts of the table (`_with_rows`), the first time
-        only. If rows that were multiplied by a number are multiplied by another one, `times` of the table becomes the
-        product of the two.
+        only. If rows that were multiplied by a number, or whose dimensions were put in another order, are multiplied by
+        another number, `times` of the table becomes the product of the two.
         """
         rows = call.name in _KEEPS_ONES and id(call.first) in self._one_hot
         whole = call.name not in ("view", "reshape") or call.result.shape[-1] == call.first.shape[-1]
@@ -59,9 +63,11 @@ class Tables:
             elif table in self._uses:
                 is_first = self._uses[table].facts.rows == ""
                 self._with_rows(call.name, call.args, self._uses[table].facts)
-                if is_first and call.name in MULTIPLIES:  # of a table that is looked up again, the first time counts
+                if is_first and call.name in MULTIPLIES | TURNS:  # of a table that is looked up again, the first time
                     self._rows.pop(id(call.result), None)  # multiplied where it stands
                     self._scaled_rows[id(call.result)] = table
+            elif scaled in self._uses and (call.name in UNCHANGED | TURNS or _puts_zeros(call)):
+                self._scaled_rows[id(call.result)] = scaled
             elif scaled in self._uses and call.name in MULTIPLIES:  # once more
                 facts, number = self._uses[scaled].facts, number_in(call.name, call.args, MULTIPLIES, 1.0)
                 if facts.times is not None and number is not None:

@@ -13,15 +13,17 @@ class Factors:
     def __init__(self) -> None:
         self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
 
-    def see(self, call: Call) -> None:
+    def see(self, call: Call, *, of_table: bool) -> None:
         """Note in `_factors` the number that the result of CALL was multiplied by: if CALL multiplies by a number, this
         number times the factor of its first tensor (6 for `(x * 2) * 3`); if CALL changes no number (`dropout`, `to`),
         that factor. The result of any other call, also of one that changes a tensor in place, loses its factor.
+
+        OF_TABLE says that the number counts as one of a table whose rows are multiplied, and not as one of the result.
         """
         before = next((self.of(tensor) for tensor in call.tensors), 1.0)
         number = number_in(call.name, call.args, MULTIPLIES, 1.0 if call.name in UNCHANGED else None)
         self._factors.pop(id(call.result), None)
-        if number is not None and number * before != 1.0:
+        if number is not None and number * before != 1.0 and not of_table:
             self._factors[id(call.result)] = number * before
 
     def of(self, tensor: Any) -> float:
