@@ -419,9 +419,9 @@ def _scaled(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     "bias") for `NAME_shift` beside `NAME_scale`; None for other names.
     """
     name, _, what = path[-1].rpartition("_")
-    if what == "scale" and {f"{name}_bias", f"{name}_shift"} & siblings:
+    if what == "scale" and {f"{name}_bias", f"{name}_shift", f"{name}_mean"} & siblings:
         return (*path[:-1], name), "weight"
-    return ((*path[:-1], name), "bias") if what == "shift" and f"{name}_scale" in siblings else None
+    return ((*path[:-1], name), "bias") if what in ("shift", "mean") and f"{name}_scale" in siblings else None
 
 
 def _bias_of_sibling(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
