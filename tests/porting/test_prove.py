@@ -276,6 +276,27 @@ def test_a_layer_that_is_never_run_goes_where_its_block_went() -> None:
             assert str(proved[f"steps.{block}.{name}.weight"].expr) == f"steps.{stage}.{layer}.weight"
 
 
+@pytest.mark.parametrize("sizes", [((2, 3, 7), (6, 7)), ((2, 1, 7), (2, 7)), ((6, 7), (3, 2, 7))])
+def test_a_model_that_takes_as_many_numbers_in_other_sizes_is_given_the_same(
+    sizes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(20, 6), nn.Linear(6, 3)
+
+        def forward(self, ids: Any) -> Any:
+            return self.out(self.words(ids.reshape(-1, 7)).cumsum(1))
+
+    torch.manual_seed(0)
+    source, own = Words().eval(), Words().eval()
+    theirs, given = (f"int64[{','.join(map(str, size))}]<20" for size in sizes)
+    state = {f"net.{key}": value for key, value in source.state_dict().items()}
+    mapping = ckptool.transfer(state, own, source_model=source, prove=True, inputs=[given], source_inputs=[theirs])
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+
+
 def test_inputs_of_the_source_in_another_form_are_given_beside_those_of_the_model() -> None:
     class Channels(nn.Module):
         def __init__(self, last: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from itertools import islice, permutations, product
+from math import prod
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ class Link:
         source: the place of an input of the source's code; None if only the model takes it.
         order: the dimensions of that input, in the order in which the model takes them; () if they stay. For "frames",
             the dimension along which the model takes the values several times.
-        how: "" for the same values; "grey" if the source's code takes colours and the model one channel; "frames" if
-            the model takes the same values several times; "part" for the input of a module inside of the source's code.
+        how: "" for the same values; "reshaped" if the model takes them in other sizes, in one order; "grey" if the
+            source's code takes colours and the model one channel; "frames" if the model takes the same values several
+            times; "part" for the input of a module inside of the source's code.
         module: the path of that module, for "part".
     """
 
@@ -136,16 +138,19 @@ def _made_of(
     at PLACE, of sizes HAVE; nothing if no way fits. The lower the cost, the likelier; it rises in this order:
 
     - the values as they are, if the sizes are equal;
+    - the values reshaped, if there are as many, and no order of the dimensions gives the sizes ("reshaped");
     - the values with the dimensions after the first in another order, if there are three to five dimensions in all;
     - one channel in place of all channels of a picture [N, C, H, W] ("grey");
     - the values several times along a new dimension, which is dimension 2 or 1 of WANTED ("frames").
 
-    All but the first are only for floating point numbers (IS_FLOAT). If the names are equal (IS_NAMED), the first two
-    cost 1 less, except for another order if HAVE and WANTED are equal.
+    All but the first two are only for floating point numbers (IS_FLOAT). If the names are equal (IS_NAMED), the first
+    three cost 1 less, except for another order if HAVE and WANTED are equal.
     """
     other_name = 0 if is_named else 1
     if have == wanted:
         yield other_name, Link(place)
+    elif prod(have) == prod(wanted) and sorted(have) != sorted(wanted):
+        yield 2 + other_name, Link(place, (), "reshaped")
     if not is_float:
         return
     if sorted(have) == sorted(wanted):

@@ -91,6 +91,8 @@ class SameInputs:
                 continue
             elif link.how == "grey":
                 given[link.source] = own[place].expand_as(given[link.source]).clone()
+            elif link.how == "reshaped":
+                own[place] = given[link.source].reshape(own[place].shape)
             elif link.how == "frames":
                 own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
             else:
