@@ -162,3 +162,31 @@ class OneKey(nn.Module):  # type: ignore[misc]
 def test_heads_of_an_attention_are_no_neighbours() -> None:
     theirs, own = OneKey(("q_proj", "k_proj", "v_proj", "o_proj")), OneKey(("wq", "wk", "wv", "wo"))
     assert ckptool.transfer(theirs.state_dict(), own, inputs=["float32[2,5,12]"]).is_sure
+
+
+class Capsules(nn.Module):  # type: ignore[misc]
+    """Five convolutions with four channels each, whose outputs become vectors of five numbers (Sabour et al., 2017)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "list":
+            self.capsules = nn.ModuleList([nn.Conv2d(3, 4, 3) for _ in range(5)])
+        else:
+            self.conv = nn.Conv2d(3, 20, 3)
+
+    def forward(self, x: Any) -> Any:
+        if self.how == "list":
+            return torch.stack([conv(x).flatten(1) for conv in self.capsules], -1)
+        made = self.conv(x)
+        if self.how == "interleaved":
+            return made.view(len(x), 4, 5, *made.shape[2:]).permute(0, 1, 3, 4, 2).reshape(len(x), -1, 5)
+        return made.unflatten(1, (5, 4)).flatten(2).mT
+
+
+@pytest.mark.parametrize("how", ["interleaved", "in a row"])
+def test_code_shows_whether_the_channels_of_joined_convolutions_take_turns(how: str) -> None:
+    source, own = Capsules("list"), Capsules(how)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[2,3,8,8]"])
+    assert mapping.is_sure
+    assert give_the_same(mapping, source, own)

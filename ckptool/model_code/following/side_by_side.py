@@ -29,6 +29,7 @@ _MIXES = PRODUCTS | {"scaled_dot_product_attention"}
 _LAST = frozenset("linear embedding layer_norm rms_norm".split())
 
 _CUTS = CUTS | {"unbind"}
+_RESHAPES = frozenset("view reshape unflatten".split())
 #: Parts that code divides the output of a layer into, at most.
 _MOST_PARTS = 4
 
@@ -69,6 +70,7 @@ class SideBySide:
             return
         if call.name.startswith("conv") and len(call.args) > 1 and id(call.args[1]) in keys:
             self._made_by[id(call.result)] = keys[id(call.args[1])]
+        self._note_groups(call)
         data = [tensor for tensor in call.tensors if id(tensor) not in keys]
         if call.name in _MOVES | _JOINS and any(
             id(tensor) in self._channels or id(tensor) in self._moved for tensor in data
@@ -82,16 +84,27 @@ class SideBySide:
             self._moved[id(call.result)] = call, None  # a norm, an activation
         self._note_channels(call, data)
 
+    def _note_groups(self, call: Call) -> None:
+        """Note in `layouts` the two sizes that CALL reshapes the channels of a convolution's output to ("grouped"): [2,
+        48, 6, 6] to [2, 6, 8, 6, 6]. The first note for a convolution stays.
+        """
+        key, before, after = self._made_by.get(id(call.first)), _shape(call.first), _shape(call.result)
+        if key is None or before is None or after is None or call.name not in _RESHAPES:
+            return
+        if len(after) == len(before) + 1 and (*after[:1], *after[3:]) == (*before[:1], *before[2:]):
+            self.layouts.setdefault(key, Layout("grouped", after[1:3]))
+
     def _note_parts(self, parts: Sequence[torch.Tensor]) -> None:
         """Note in `layouts` how PARTS divide the output of a convolution, if each has an equal share of its channels:
         "block" for one share after the other, "inside" for a share of each of several heads, with the sizes (heads,
-        channels of each head in all PARTS). The first note for a convolution stays. Nothing is noted if PARTS do not
+        channels of each head in all PARTS). The first such note for a layer stays. Nothing is noted if PARTS do not
         come from a convolution, or divide its channels in another way.
         """
         bases: list[Any] = []
         numbers = [self._numbers(part, bases, {}) for part in parts]
         key = self._made_by.get(id(bases[0])) if bases else None
-        if key is None or key in self.layouts or any(one is None for one in numbers):
+        known = self.layouts.get(key or "", Layout("grouped")).kind != "grouped"
+        if key is None or known or any(one is None for one in numbers):
             return
         wide, inner = bases[0].shape[1], prod(bases[0].shape[2:])
         shares = [torch.unique(one // inner % wide).tolist() for one in numbers]
