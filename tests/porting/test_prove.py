@@ -276,6 +276,42 @@ def test_a_layer_that_is_never_run_goes_where_its_block_went() -> None:
             assert str(proved[f"steps.{block}.{name}.weight"].expr) == f"steps.{stage}.{layer}.weight"
 
 
+def test_counters_go_with_the_statistics_that_a_proof_finds() -> None:
+    """Two halves of one convolution and its norm, as in YOLOv8: no name and no size says so."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cv1, self.bn = nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8)
+            self.inner, self.cv2 = nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(12, 5, 1)
+
+        def forward(self, x: Any) -> Any:
+            one, other = self.bn(self.cv1(x)).relu().chunk(2, 1)
+            return self.cv2(torch.cat([one, other, self.inner(other)], 1))
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.short, self.main = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 4, 1, bias=False)
+            self.short_norm, self.main_norm = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+            self.step, self.last = nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(12, 5, 1)
+
+        def forward(self, x: Any) -> Any:
+            short, main = self.short_norm(self.short(x)).relu(), self.main_norm(self.main(x)).relu()
+            return self.last(torch.cat([short, main, self.step(main)], 1))
+
+    torch.manual_seed(0)
+    source, own = Whole().eval(), Halves().eval()
+    nn.init.uniform_(source.bn.weight)
+    source.bn.running_mean.normal_()
+    source.bn.num_batches_tracked.fill_(77)
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, inputs=["float32[2,3,4,4]"])
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    for name in ("short_norm", "main_norm"):
+        assert str(mapping[f"{name}.num_batches_tracked"].expr) == "bn.num_batches_tracked"
+
+
 @pytest.mark.parametrize("sizes", [((2, 3, 7), (6, 7)), ((2, 1, 7), (2, 7)), ((6, 7), (3, 2, 7))])
 def test_a_model_that_takes_as_many_numbers_in_other_sizes_is_given_the_same(
     sizes: tuple[tuple[int, ...], tuple[int, ...]],

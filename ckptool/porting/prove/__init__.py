@@ -28,6 +28,8 @@ from typing import Any
 
 from ...disk.files import StrPath
 from ...errors import CannotCarry, counted
+from ...keys.known_buffers import is_counter
+from .. import expression as ex
 from ..applying import open_source
 from ..mapping import Mapping
 from ..questions import Reason
@@ -110,11 +112,26 @@ def prove(
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
     plain = in_plain_places(both)
     if plain is not None:
-        found = _proved(mapping, trial, code, plain, theirs, own)
+        found = _with_counters(_proved(mapping, trial, code, plain, theirs, own))
         if _is_equal(found):
             return found
-    found = _proved(mapping, trial, code, both, theirs, own)
+    found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
     return _doubt_inputs(found, trial, both) if both.plain is not None and _is_equal(found) else found
+
+
+def _with_counters(found: Mapping) -> Mapping:
+    """Return FOUND in which each counter of batches without a source takes that of the norm of the source whose
+    variance stands beside it: no output feels a counter, so a proof that finds the norm does not find it.
+    """
+    entries = {e.target: e for e in found.entries}
+    for e in found.entries:
+        module, _, leaf = e.target.rpartition(".")
+        beside = entries.get(f"{module}.running_var") if e.default and is_counter(e.target) else None
+        norms = {key.rpartition(".")[0] for key in beside.sources} if beside is not None else set()
+        counter = f"{norms.pop()}.{leaf}" if len(norms) == 1 else ""
+        if counter in found.source_shapes:
+            entries[e.target] = replace(e, expr=ex.of(counter), default=False, evidence="counts for its statistics")
+    return found.with_entries(list(entries.values()))
 
 
 def _is_equal(found: Mapping) -> bool:
