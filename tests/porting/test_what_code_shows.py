@@ -1181,3 +1181,34 @@ def test_a_fused_projection_is_rearranged_if_the_two_codes_cut_it_in_two_ways(
     mapping = ported(source, model, "float32[2,5,8]")
     assert mapping.is_sure
     assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+
+
+class Split(nn.Module):
+    """The same with a layer for each, keys first, as in BART."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            block = nn.Module()
+            block.attn = nn.Module()
+            for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+                block.attn.add_module(name, nn.Linear(8, 8))
+            self.blocks.append(block)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            at = block.attn
+            q, k, v = (layer(x).unflatten(-1, (4, 2)).transpose(1, 2) for layer in (at.q_proj, at.k_proj, at.v_proj))
+            scores = torch.softmax(q @ k.transpose(-2, -1) / 2**0.5, -1)
+            x = x + at.out_proj((scores @ v).permute(0, 2, 1, 3).reshape(x.shape))
+        return x
+
+
+@pytest.mark.parametrize("name", ["qkv", "qkv_proj", "in_proj"])
+def test_code_that_names_the_parts_of_a_projection_shows_their_order(name: str) -> None:
+    torch.manual_seed(0)
+    source, model = Attends(name, by_heads=False), Split()
+    mapping = ported(source, model, "float32[2,5,8]")
+    assert mapping.is_sure
+    assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))

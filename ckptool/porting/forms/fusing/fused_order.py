@@ -82,8 +82,7 @@ class _Projection:
         kind: what its name says.
         parts: the names of the parts, in the order in which its code, or else its name, has them.
         sizes: the rows of each.
-        ordered: whether this order is certain: all code with this name keeps it, or its code shows another than the
-            usual one. False if its code shows the usual one.
+        ordered: whether this order is certain: all code with this name keeps it, or its code names the parts.
         layout: "block", "heads" or "", as `layout_of` says.
         seen: into how many heads its code splits the rows of each part; 0 if it does not show it.
     """
@@ -136,7 +135,7 @@ def _projection(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: tup
     parts = called if named else kind.parts
     sizes = tuple(sizes[kind.parts.index(part)] for part in parts)
     layout, seen = layout_of(weight.entry, len(parts), sizes)
-    ordered = kind.ordered or (named and called != kind.parts)
+    ordered = kind.ordered or named
     return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen if _divides(seen, sizes) else 0)
 
 
