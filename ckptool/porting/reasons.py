@@ -785,7 +785,7 @@ class Reason(Enum):
     GATE_HALF = (
         Topic.OTHER,
         "the output of this layer is a value and its gate, and the file does not show which half is the gate in the "
-        "source's code, so the usual order was assumed; check in both codes which half is passed through the "
+        "source's code, so the likelier order was assumed; check in both codes which half is passed through the "
         "activation: if it is the same, take the plain tensor, and if not, the one with exchanged halves",
     )
     BYPASS = (

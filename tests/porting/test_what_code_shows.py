@@ -260,6 +260,27 @@ class GatedHalves(nn.Module):
         return self.wo(value * self.act(gate))
 
 
+class GatedConvolution(nn.Module):
+    """One convolution for gate and value, with the gate first, as in DiffWave and Restormer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Conv1d(6, 20, 3, padding=1))
+        self.down = nn.Conv1d(10, 3, 1)
+
+    def forward(self, x: Any) -> Any:
+        gate, value = getattr(self, self.name)(x).chunk(2, 1)
+        return self.down(gate.sigmoid() * value.tanh())
+
+
+def test_the_halves_of_a_convolution_stay_as_they_are_as_a_guess() -> None:
+    theirs, own = GatedConvolution("dilated"), GatedConvolution("mix")
+    mapping = ported(theirs, own, "float32[2,6,5]", code=False)
+    assert {e.target for e in mapping.having("guessed")} == {"mix.weight", "mix.bias"}
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6, 5))
+
+
 @pytest.mark.parametrize("names", [("fc1", "gate"), ("gate_proj", "up_proj"), ("gate", "fc1")])
 @pytest.mark.parametrize("code", [False, True])
 def test_a_layer_called_gate_may_be_the_one_without_activation(names: tuple[str, str], code: bool) -> None:

@@ -103,14 +103,15 @@ def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
     """Ask which half of T is the gate in the source, whose weight is WHOLE; GATE is that of the model. In the source,
     the gate is taken to be first if the name of WHOLE says so, or if the model's gate goes through silu, and second
     otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each). If this is not the model's
-    half, the halves are exchanged; the other order is the option. Nothing is asked if the name surely says that the
-    gate is first, and it is first in the model.
+    half, the halves of a linear layer are exchanged; the other order is the option. A convolution has no usual order
+    (WaveNet has the gate second, DiffWave and Restormer first), and stays as it is. Nothing is asked if the name surely
+    says that the gate is first, and it is first in the model.
     """
     kind = fused_kind(whole)
     named = kind is not None and kind.parts[0] == "gate"
     first = 0 if named or gate.activation == "silu" else 1
     if kind is None or not named or not kind.sure or gate.half != first:
-        _ask(filling, t, 2, Reason.GATE_HALF, exchange=gate.half != first)
+        _ask(filling, t, 2, Reason.GATE_HALF, exchange=gate.half != first and t.main.entry.how == "linear")
 
 
 def _doubt_far(filling: Filling, t: Unit, gate: Gate) -> None:
