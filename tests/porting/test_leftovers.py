@@ -185,3 +185,39 @@ def test_a_key_that_is_tied_to_one_without_a_source_says_why_it_has_none_either(
     assert entry.status == "unmapped"
     (doubt,) = entry.doubts
     assert doubt.startswith("in its place the source has head.weight with sizes [12, 5]" if has else "no tensor of")
+
+
+def rows_of(shapes: list[int], *, width: int = 4) -> dict[str, tuple[int, ...]]:
+    """Tables with so many rows, of which one with a single row is a vector."""
+    return {f"part{n}.table": (width,) if rows == 1 else (rows, width) for n, rows in enumerate(shapes)}
+
+
+OUTPUT: Shapes = {"head.weight": (3, 4), "head.bias": (3,)}
+
+
+def test_tables_that_are_rows_of_larger_ones_take_them_in_their_order_as_a_guess() -> None:
+    """As in FT-Transformer: the class token is the first row of the table of the numbers."""
+    source = OUTPUT | {"tokenizer.weight": (7, 4), "tokenizer.bias": (9, 4), "tokenizer.words.weight": (26, 4)}
+    own = rows_of([1, 6, 6, 3, 9, 5, 12]) | {f"last.{key}": shape for key, shape in OUTPUT.items()}
+    mapping = port(signature(source), wanted(own))
+    assert {key: expr for key, expr in pairing(mapping).items() if "part" in key} == {
+        "part0.table": "reshape(slice(tokenizer.weight, 0, 0, 1), 4)",
+        "part1.table": "slice(tokenizer.weight, 0, 1, 7)",
+        "part2.table": "slice(tokenizer.bias, 0, 0, 6)",
+        "part3.table": "slice(tokenizer.bias, 0, 6, 9)",
+        "part4.table": "slice(tokenizer.words.weight, 0, 0, 9)",
+        "part5.table": "slice(tokenizer.words.weight, 0, 9, 14)",
+        "part6.table": "slice(tokenizer.words.weight, 0, 14, 26)",
+    }
+    assert {entry.status for entry in mapping.entries if "part" in entry.target} == {"guessed"}
+
+
+@pytest.mark.parametrize(
+    ("own", "source"), [([1, 6, 2], [7]), ([2, 5, 5, 2], [7, 7]), ([3, 4, 3], [7]), ([8, 9], [7, 10])]
+)
+def test_tables_that_are_the_rows_of_others_in_no_way_or_in_several_stay_without_a_source(
+    own: list[int], source: list[int]
+) -> None:
+    theirs = OUTPUT | {f"t{n}.weight": (rows, 4) for n, rows in enumerate(source)}
+    mapping = port(signature(theirs), wanted(rows_of(own) | {f"last.{k}": v for k, v in OUTPUT.items()}))
+    assert [entry.target for entry in mapping.entries if "part" in entry.target and entry.expr is not None] == []

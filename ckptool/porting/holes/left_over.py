@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..forms.pieces import Piece, squeezed
 from ..matching.units import Pair, Path, Unit, around, hard_conflict, template
 from ..questions import Question, Reason, ask, ask_code
 from ..words import label, table, telling_words
@@ -18,6 +21,8 @@ from ..words import shared as shared_words
 
 #: As many parts of one layer are looked for, at most.
 _MOST_PARTS = 4
+#: As many tensors are looked for in the rows of such parts, at most; and the dimensions of a matrix.
+_MOST_ROWS, _MATRIX = 64, 2
 #: What a question calls the parts along each dimension. Columns are inputs of a linear layer, but outputs of a table.
 _ALONG = ("rows", "columns")
 
@@ -134,6 +139,57 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))
+
+
+def rows(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """Yield proposals for tensors of the target that are rows of unused matrices of the source: the tensors of one
+    width, in their order of registration, make up all unused matrices of this width, each a row of tensors that follow
+    one another, in exactly one way (`_runs`). A vector is one row. FT-Transformer (Gorishniy et al., 2021) has had its
+    class token and its tables in such matrices. PAIRS are not looked at.
+    """
+    wanted, have = ([(u, role) for u in units for role in u.pieces] for units in (targets, sources))
+    for width in {u.pieces[role].shape[-1] for u, role in have if len(u.pieces[role].shape) == _MATRIX}:
+        held = [(u, role) for u, role in wanted if _rows(u.pieces[role], width)]
+        held.sort(key=lambda one: one[0].pieces[one[1]].order)
+        wholes = [(u, role) for u, role in have if u.pieces[role].shape[1:] == (width,)]
+        sizes, totals = ([_rows(u.pieces[role], width) for u, role in some] for some in (held, wholes))
+        if sum(sizes) != sum(totals) or not len(wholes) < len(held) <= _MOST_ROWS or len(wholes) > _MOST_PARTS:
+            continue
+        found = list(islice(_runs(sizes, totals), 2))
+        if len(found) != 1:
+            continue
+        for (whole, role), (begin, end) in zip(wholes, found[0], strict=True):
+            asked: Question[Expr] = ask(Reason.PART_OF, ".".join((*whole.path, role)), _ALONG[0])
+            total = sum(sizes[begin:end])
+            for at in range(begin, end):
+                start, stop = sum(sizes[begin:at]), sum(sizes[begin : at + 1])
+                ways = [
+                    ex.reshape(ex.part(whole.pieces[role].expr, 0, *cut), held[at][0].pieces[held[at][1]].shape)
+                    for cut in ((start, stop), (total - stop, total - start))
+                ]
+                yield Proposal(held[at][0], whole, held[at][1], ways[0], asked.about(ways[1]))
+
+
+def _rows(piece: Piece, width: int) -> int:
+    """Return how many rows of WIDTH numbers PIECE has, a vector one; 0 for kernels, and if the width is another."""
+    shape = squeezed(piece.shape)
+    return prod(shape[:-1]) if shape[-1:] == (width,) and len(shape) <= _MATRIX else 0
+
+
+def _runs(sizes: Sequence[int], totals: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield each way to divide SIZES into runs, one for each of TOTALS, with these sums: [(begin, end), …], in the order
+    of TOTALS.
+    """
+    if not totals:
+        yield from [[]] if not sizes else []
+        return
+    sums = {sum(sizes[:end]): end for end in range(len(sizes), 0, -1)}
+    for place, total in enumerate(totals):
+        if (end := sums.get(total)) is not None:
+            others = [*totals[:place], *totals[place + 1 :]]
+            for found in _runs(sizes[end:], others):
+                moved = [(a + end, b + end) for a, b in found]
+                yield [*moved[:place], (0, end), *moved[place:]]
 
 
 def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:

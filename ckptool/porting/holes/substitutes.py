@@ -114,18 +114,19 @@ def _wrappers(unit: Unit) -> list[Path]:
 
 def _leftovers(filling: Filling) -> None:
     """Fill units of the target of which no tensor is filled, also those in repeated blocks of which the source has only
-    the first, by three functions of `left_over`, one after the other: several from one layer of the source that fills
-    nothing, or one from several such layers (`parts`); segment tables with zeros (`segments`); layers of several blocks
-    from one layer of the source (`shared`). Each tensor that is filled gets the question of its proposal.
+    the first, by four functions of `left_over`, one after the other: several from one layer of the source that fills
+    nothing, or one from several such layers (`parts`); tensors from the rows of such matrices (`rows`); segment tables
+    with zeros (`segments`); layers of several blocks from one layer of the source (`shared`). Each tensor that is
+    filled gets the question of its proposal.
     """
-    for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
+    for propose in (leftovers.parts, leftovers.rows, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
         every = (*cells.targets, *filling.matching.later)
         targets = [u for u in every if not any(p.name in filling.holes for p in u.pieces.values())]
         sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
-        everything = propose is not leftovers.parts
+        everything = propose not in (leftovers.parts, leftovers.rows)
         for one in propose(pairs, targets, cells.sources if everything else sources):
             filled = Filled(one.expr, "left over", [one.question])
             filling.put(one.target.pieces[one.role], (one.target, one.source), filled)
