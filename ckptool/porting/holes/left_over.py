@@ -177,8 +177,8 @@ def _rows(piece: Piece, width: int) -> int:
 
 
 def _runs(sizes: Sequence[int], totals: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield each way to divide SIZES into runs, one for each of TOTALS, with these sums: [(begin, end), …], in the order
-    of TOTALS.
+    """Yield each way to divide SIZES into runs, one for each of TOTALS, with these sums: [(begin, end), …], in the
+    order of TOTALS.
     """
     if not totals:
         yield from [[]] if not sizes else []
