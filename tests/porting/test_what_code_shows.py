@@ -296,6 +296,30 @@ def test_a_layer_called_gate_may_be_the_one_without_activation(names: tuple[str,
         assert option == f"cat(0, {second}, {first})"
 
 
+class GatedBlock(nn.Module):
+    """The layers NAMES: the first goes through the activation, the second is multiplied with it, the third is last."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names, self.ffn = names, nn.Module()
+        for name in sorted(names):
+            self.ffn.add_module(name, nn.Linear(6, 10) if name in names[:2] else nn.Linear(10, 6))
+
+    def forward(self, x: Any) -> Any:
+        one, other, last = (getattr(self.ffn, name) for name in self.names)
+        return last(F.gelu(one(x)) * other(x))
+
+
+@pytest.mark.parametrize("theirs", [("fc1", "gate", "fc2"), ("gate_proj", "up_proj", "down_proj")])
+def test_what_both_sides_call_gate_is_one_layer_unless_the_file_also_names_the_other(theirs: tuple[str, ...]) -> None:
+    """The model sends the layer beside its gate through the activation, as code like RetNet's does, but not code that
+    calls the two gate and up.
+    """
+    source, own = GatedBlock(*theirs), GatedBlock("inp", "gate", "out")
+    mapping = ported(source, own, "float32[2,6]", code=False)
+    assert same_outputs(mapping, source, own, torch.randn(2, 6))
+
+
 def test_a_layer_called_gate_is_the_one_that_goes_through_a_sigmoid() -> None:
     theirs, own = GatedPair(("gate", "fc1"), torch.sigmoid), GatedHalves(torch.sigmoid)
     mapping = ported(theirs, own, "float32[2,6]", code=False)

@@ -38,15 +38,19 @@ def name_in_company(canon: Canon) -> None:
 def name_seen_gates(source: Canon, target: Canon) -> None:
     """Add words to the tensors of two layers, on both sides, if the forward pass of the side multiplies their outputs,
     one of which is the gate of the other: "gate proj" to the gate, "up proj" to the other. Layers whose names mean a
-    part of an attention stay as they are.
+    part of an attention stay as they are. So do those in a module with a layer called gate that is not the gate, unless
+    the other side has layers called "up": what it calls its gate may be that layer, too, as in RetNet.
 
     Two layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET
     have equally many tensors of these sizes that their code uses in this way.
     """
     shown = [Counter((p.shape, p.entry.facts.opens) for p in side.pieces.values()) for side in (source, target)]
-    attention = table().group("attention")
-    for canon in (source, target):
-        for piece in list(canon.pieces.values()):
+    attention, neck = table().group("attention"), table().group("neck")
+    for canon, other in ((source, target), (target, source)):
+        named = any(part_label(p.path) == "up" for p in other.pieces.values())
+        values = [p for p in canon.pieces.values() if p.entry.facts.beside_gate == "up" and not named]
+        misnamed = {p.path[:-1] for p in values if label(neck, p.words) == "gate"}
+        for piece in [p for p in canon.pieces.values() if p.path[:-1] not in misnamed]:
             facts = piece.entry.facts
             look = piece.shape, facts.opens
             part = facts.beside_gate or (facts.opens if shown[0][look] == shown[1][look] else "")
