@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-#: Functions that add, and those that multiply, element by element; and activations between 0 and 1.
+#: Functions that add, those that multiply or divide, element by element; and activations between 0 and 1.
 ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+DIVIDES = frozenset("div divide true_divide __truediv__ div_ __itruediv__".split())
 SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 
 #: Functions that divide a tensor into parts, that concatenate tensors, and that put dimensions in another order.

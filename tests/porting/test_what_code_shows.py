@@ -220,6 +220,34 @@ def test_a_number_on_the_rows_of_a_table_is_none_of_the_layer_that_takes_them(ti
     assert same_outputs(mapping, theirs, own, torch.randint(0, 20, (2, 5)))
 
 
+class Mean(nn.Module):
+    """The mean of two layers of other sizes of the input, which a third one takes."""
+
+    def __init__(self, names: tuple[str, str, str], mean: Any) -> None:
+        super().__init__()
+        self.names, self.mean = names, mean
+        for name, sizes in zip(names, ((5, 4), (6, 4), (4, 3)), strict=True):
+            self.add_module(name, nn.Linear(*sizes))
+
+    def forward(self, x: Any) -> Any:
+        one, other, last = (getattr(self, name) for name in self.names)
+        return last(self.mean(one(x[:, :5]), other(x[:, 5:])))
+
+
+MEANS = {
+    "divided": lambda x, y: (x + y) / 2,
+    "by div": lambda x, y: (x + y).div(2.0),
+    "multiplied": lambda x, y: 0.5 * (x + y),
+}
+
+
+@pytest.mark.parametrize("mean", [*MEANS])
+@pytest.mark.parametrize("own", [*MEANS])
+def test_to_divide_by_a_number_is_to_multiply_by_its_inverse(mean: str, own: str) -> None:
+    theirs, model = Mean(("visn", "box", "out"), MEANS[mean]), Mean(("image", "boxes", "last"), MEANS[own])
+    assert ported(theirs, model, "float32[2,11]").is_sure
+
+
 @pytest.mark.parametrize("spread", [0.25, 1.0, 0.02])
 @pytest.mark.parametrize("times", [4.0, 1.0])
 @pytest.mark.parametrize("positions", ["computed", "learned", "none"])

@@ -113,7 +113,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._views.see(call)
         self._rotary.see(call)
         if isinstance(call.result, torch.Tensor):
-            self._factors.see(call, of_table=any(map(self._tables.has_factor_of, call.tensors)))
+            of_table = any(map(self._tables.has_factor_of, call.tensors))
+            self._factors.see(call, self._channels.learned, of_table=of_table)
             self._tables.see(call, self._keys)
             self._batch_norms.see(call, self._keys)
             self._feature_maps.see(call, self._keys, rows=self._tables.table_of(call.first) is not None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ..call import MULTIPLIES, UNCHANGED, Call
+from ..call import DIVIDES, MULTIPLIES, UNCHANGED, Call
 
 
 class Factors:
@@ -13,15 +14,21 @@ class Factors:
     def __init__(self) -> None:
         self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
 
-    def see(self, call: Call, *, of_table: bool) -> None:
+    def see(self, call: Call, learned: Callable[[Any], bool], *, of_table: bool) -> None:
         """Note in `_factors` the number that the result of CALL was multiplied by: if CALL multiplies by a number, this
         number times the factor of its first tensor (6 for `(x * 2) * 3`); if CALL changes no number (`dropout`, `to`),
         that factor. The result of any other call, also of one that changes a tensor in place, loses its factor.
+
+        To divide by a number is to multiply by its inverse, if LEARNED(first tensor): it was computed from weights. Of
+        what a model is given, it is not: one code divides pictures by 255, and another one takes them divided.
 
         OF_TABLE says that the number counts as one of a table whose rows are multiplied, and not as one of the result.
         """
         before = next((self.of(tensor) for tensor in call.tensors), 1.0)
         number = number_in(call.name, call.args, MULTIPLIES, 1.0 if call.name in UNCHANGED else None)
+        if call.name in DIVIDES and learned(call.first):
+            by = call.args[1] if len(call.args) > 1 else None
+            number = 1 / by if isinstance(by, int | float) and by else None
         self._factors.pop(id(call.result), None)
         if number is not None and number * before != 1.0 and not of_table:
             self._factors[id(call.result)] = number * before
