@@ -64,3 +64,11 @@ def test_a_layer_between_two_blocks_may_be_counted_among_either() -> None:
 def test_the_name_of_a_whole_may_cut_the_names_of_its_parts_short() -> None:
     assert spelled(["b1", "b2_reduce", "b3_reduce"], {"merged_b2r_b1_b3r"}) == (1, 0, 2)
     assert spelled(["b1", "b2_reduce", "b3_reduce"], {"merged_b2p_b1_b3p"}) is None
+
+
+def test_short_words_for_what_a_model_sees_and_reads_are_known() -> None:
+    """LXMERT calls its two streams lang and visn."""
+    source = {"lang_fc.weight": (8, 8), "visn_fc.weight": (8, 8)}
+    mapping = port(signature(source), wanted({"image_proj.weight": (8, 8), "text_proj.weight": (8, 8)}))
+    assert pairing(mapping) == {"image_proj.weight": "visn_fc.weight", "text_proj.weight": "lang_fc.weight"}
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
