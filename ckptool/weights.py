@@ -218,9 +218,9 @@ def _holds_others(node: Any) -> bool:
 
 def weights_of_optimizer(node: Any) -> Any:
     """The weights in an optimizer of old Flax, a dict of `target` (the weights) and `state` (the optimizer's own), in
-    which T5X keeps all that it saves (`flax.optim.Optimizer`). None for other optimizers.
+    which T5X keeps all that it saves (`flax.optim.Optimizer`), or of `target` alone. None for other optimizers.
     """
-    if not is_mapping(node) or {*key_column(node.entries)} != {"target", "state"}:
+    if not is_mapping(node) or not {*key_column(node.entries)} <= {"target", "state"}:
         return None
     return next((value for key, value in node.entries if key == "target" and _holds_others(value)), None)
 

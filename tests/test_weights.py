@@ -54,6 +54,7 @@ ONE = {
     "bare": ("", weights()),
     "torch examples": ("state_dict", {"epoch": 1, "arch": "vgg", "state_dict": weights(), "optimizer": optimizer()}),
     "T5X": ("optimizer/target", {"version": T, "optimizer": {"target": weights(), "state": {"step": T}}}),
+    "Scenic": ("optimizer/target", {"global_step": 7, "optimizer": {"target": weights()}}),
     "Lightning": (
         "state_dict",
         {

@@ -178,7 +178,7 @@ def _entry(key: str, value: Any, where: object) -> Any:
     """A tree beside training state as a state dict; an optimizer of old Flax as two, `target` being the weights."""
     if not isinstance(value, dict):
         return value
-    if is_training_state(key) and value.keys() == {"target", "state"}:
+    if is_training_state(key) and {"target"} <= value.keys() <= {"target", "state"}:
         return Dict([(name, _entry(name, below, where)) for name, below in value.items()], ordered=True)
     return named(_leaves(value), where)
 
