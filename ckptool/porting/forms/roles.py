@@ -389,8 +389,8 @@ def _is_numbered(leaf: str, siblings: set[str]) -> bool:
 
 def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
     """Return whether the tensor LEAF, whose ROLE is "bias" or "running_mean" by its name, has nothing in SIBLINGS that
-    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`), and for a `mean`
-    without a variance. False for all other names and roles.
+    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`) or statistics of a
+    norm, and for a `mean` without a variance. False for all other names and roles.
     """
     if role == "running_mean" and cut(leaf) == ("mean",):
         return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
@@ -415,8 +415,8 @@ def _with_suffix(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _scaled(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Return (path of a module NAME, "weight") for `NAME_scale` beside `NAME_bias` or `NAME_shift`, and (the same path,
-    "bias") for `NAME_shift` beside `NAME_scale`; None for other names.
+    """Return (path of a module NAME, "weight") for `NAME_scale` beside `NAME_bias`, `NAME_shift` or `NAME_mean`, and
+    (the same path, "bias") for `NAME_shift` or `NAME_mean` beside `NAME_scale`; None for other names.
     """
     name, _, what = path[-1].rpartition("_")
     if what == "scale" and {f"{name}_bias", f"{name}_shift", f"{name}_mean"} & siblings:
