@@ -389,8 +389,8 @@ def _is_numbered(leaf: str, siblings: set[str]) -> bool:
 
 def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
     """Return whether the tensor LEAF, whose ROLE is "bias" or "running_mean" by its name, has nothing in SIBLINGS that
-    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`) or statistics of a
-    norm, and for a `mean` without a variance. False for all other names and roles.
+    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`) or statistics
+    of a norm, and for a `mean` without a variance. False for all other names and roles.
     """
     if role == "running_mean" and cut(leaf) == ("mean",):
         return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
