@@ -405,7 +405,7 @@ def _on_device(node: Object) -> OtherTensor | None:
 
 def _parameter(node: Object) -> OtherTensor | None:
     """`_rebuild_parameter` around another kind, or `_rebuild_parameter_with_state`."""
-    if len(node.args) not in (3, 4):
+    if len(node.args) not in (3, 4) or not isinstance(node.args[1], bool):
         return None
     inner, grad = node.args[:2]
     made = _with_attributes(inner, node.args[3] if len(node.args) == 4 else ABSENT)
@@ -413,15 +413,25 @@ def _parameter(node: Object) -> OtherTensor | None:
 
 
 def _with_attributes(inner: Any, state: Any) -> OtherTensor | None:
-    """INNER, a tensor of any kind, with the attributes that are in STATE (a dict, or one and a dict of slots)."""
-    names: list[str] = []
-    for part in state if isinstance(state, tuple) else (state,):
-        if isinstance(part, Dict):
-            names += [_text(key) for key, _ in part.entries]
+    """INNER, a tensor of any kind, with the attributes that torch sets from STATE, or None if it cannot set them."""
+    names = _attribute_names(state)
+    if names is None:
+        return None
     if isinstance(inner, LazyTensor):
-        return OtherTensor("attributes", inner.dtype, inner.shape, {"values": inner}, inner, attributes=tuple(names))
+        return OtherTensor("attributes", inner.dtype, inner.shape, {"values": inner}, inner, attributes=names)
     other = other_tensor(inner)
     return other and replace(other, attributes=(*other.attributes, *names))
+
+
+def _attribute_names(state: Any) -> tuple[str, ...] | None:
+    """The names in a state: a dict of attributes, or one and a dict of slots."""
+    names: list[str] = []
+    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+        if isinstance(part, Dict) and all(isinstance(key, str) for key, _ in part.entries):
+            names += [str(key) for key, _ in part.entries]
+        elif part is not None and part is not ABSENT:
+            return None
+    return tuple(names)
 
 
 def _flagged(other: OtherTensor, **flags: bool) -> OtherTensor:
@@ -447,9 +457,13 @@ def _from_type(node: Object) -> OtherTensor | None:
     if str(cls) == _NESTED_CLASS:
         return _jagged(args)
     dense = dense_tensor(function, args)
-    made = _with_attributes(dense if dense is not None else Object("reduce", function, args), state)
+    own_way = class_name and _attribute_names(state) is None  # the class has a `__setstate__`
+    inner = dense if dense is not None else Object("reduce", function, args)
+    made = _with_attributes(inner, ABSENT if own_way else state)
     if made is None:
         return None
+    if own_way:
+        made = replace(made, attributes=("its state",))
     kept = tuple(name for name in made.attributes if name not in _OF_BUFFERS)
     if class_name:
         return replace(made, kind="subclass", class_name=class_name, attributes=kept)

@@ -58,6 +58,8 @@ class _Cleaner:
     made: dict[int, Any] = field(default_factory=dict)
     told: dict[int, tuple[str, str]] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
+    unfinished: set[int] = field(default_factory=set)
+    circular: bool = False  # something holds itself
     depth: int = 0
     byte_strings: int = 0
 
@@ -74,6 +76,10 @@ class _Cleaner:
             return (
                 node if node.bit_length() < 8 * _LONGEST else self.changed(trail, "a huge integer", "text", hex(node))
             )
+        if id(node) in self.unfinished:
+            self.circular = True
+            if isinstance(node, tuple):
+                self.made.setdefault(id(node), List())
         if id(node) in self.made:
             if id(node) in self.told:  # it stands here, too
                 self.changed(trail, *self.told[id(node)], None)
@@ -81,7 +87,9 @@ class _Cleaner:
         if self.depth > _DEEPEST:
             return self.changed(trail, "what is nested too deeply", "left out", _LEFT_OUT)
         self.depth += 1
+        self.unfinished.add(id(node))
         made = self.container(node, trail)
+        self.unfinished.discard(id(node))
         self.depth -= 1
         self.made[id(node)] = made
         last = self.changes[-1] if self.changes else None
@@ -97,7 +105,12 @@ class _Cleaner:
 
     def container(self, node: Any, trail: Trail) -> Any:
         if isinstance(node, tuple):
-            return tuple(self.items(node, trail))
+            items = self.items(node, trail)
+            held = self.made.get(id(node))  # by one of its own items: weights_only cannot make such a tuple
+            if held is None:
+                return tuple(items)
+            held.items = items
+            return self.changed(trail, "a tuple that holds itself", "a list", held)
         if isinstance(node, bytearray):
             return node
         if isinstance(node, List):
@@ -205,14 +218,16 @@ class _Cleaner:
             if not other.shape:
                 return self.changed(trail, f"a numpy {other.dense.dtype.name}", "a number", _number(other.dense))
             return self.changed(trail, "a numpy array", "a tensor", other.dense)
-        if other.kind != "subclass" and self.all_plain(node):
-            return node
+        plain = self.if_plain(node) if other.kind != "subclass" else None
+        if plain is not None:
+            return plain
         what = f"of class {other.class_name}" if other.kind == "subclass" else f"of the call {node.callee}"
         lost = f" without {_listed(other.attributes)}" if other.attributes else ""
         if other.dense is not None:
             return self.changed(trail, f"a tensor {what}", f"a plain tensor{lost}", other.dense)
-        inner = _without_attributes(node)
-        if inner is not None and self.all_plain(inner):
+        bare = _without_attributes(node)
+        inner = None if bare is None else self.if_plain(bare)
+        if inner is not None:
             return self.changed(trail, f"a {other.words} tensor with attributes", f"a {other.words} one{lost}", inner)
         if not other.parts:
             return self.changed(trail, f"a tensor {what}", "left out", _LEFT_OUT)
@@ -232,14 +247,18 @@ class _Cleaner:
         was = "a numpy array of objects or texts" if shape else "a numpy text or object"
         return self.changed(trail, was, what, List(nested) if shape else nested[0])
 
-    def all_plain(self, node: Object) -> bool:
-        """Whether a tensor of another kind consists of nothing but what weights_only takes."""
+    def if_plain(self, node: Object) -> Object | None:
+        """A tensor of another kind, if it consists of nothing but what weights_only takes."""
         probe = _Cleaner(self.where)
         probe.depth = self.depth
-        for index, arg in enumerate(node.args):
-            probe.value(arg, (None, index))
+        args = tuple(probe.value(arg, (None, index)) for index, arg in enumerate(node.args))
         called = node.how == "reduce" and str(node.callee) in COMPLETE_WHEN_CALLED & PLAIN
-        return called and not probe.changes and not node.steps
+        if not called or probe.changes or node.steps:
+            return None
+        if not probe.byte_strings:
+            return node
+        self.byte_strings += probe.byte_strings
+        return Object("reduce", node.callee, args)
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:
         """An object as what it holds: a dict of its entries or attributes, a list of its items, its state or arguments.
@@ -283,6 +302,10 @@ def clean(root: Any, where: object = "") -> tuple[Any, list[Change]]:
     """The tree below ROOT with nothing in it that `weights_only` refuses, and every change that this took."""
     cleaner = _Cleaner(where)
     made = cleaner.value(root, None)
+    if cleaner.circular:  # where something was left out, another item may now be the first that holds the others
+        again = _Cleaner(where)
+        made = again.value(made, None)
+        cleaner.changes += again.changes
     if cleaner.byte_strings:
         cleaner.changes.append(Change("", counted(cleaner.byte_strings, "byte string") + " of Python 2", "text"))
     return (None if made is _LEFT_OUT else made), cleaner.changes

@@ -465,6 +465,60 @@ def test_weights_only_loads_what_is_left_of_any_objects(tmp_path, seed):
     assert torch.load(tmp_path / "y", weights_only=True)["w"].shape == (3,)
 
 
+def itself():
+    """A tuple that a list in it holds."""
+    inner = List()
+    inner.items = [1, (inner, "x")]
+    return inner.items[1]
+
+
+def test_a_tuple_that_holds_itself_becomes_a_list_since_weights_only_cannot_make_one(tmp_path):
+    # A pickle makes such a tuple and takes the list off the stack again, which weights_only does not know.
+    ckpt = Checkpoint(Dict([("any", itself()), ("w", tensor_of("float32"))]))
+    receipt = ckptool.save(ckptool.clean(ckpt), tmp_path / "y.pth")
+    assert receipt.steps == ("clean any: a tuple that holds itself -> a list",)
+    held = torch.load(tmp_path / "y.pth", weights_only=True)["any"]
+    assert held[0] == [1, held]
+    assert held[0][1] is held
+    assert held[1] == "x"
+
+
+def test_a_tuple_that_holds_itself_becomes_a_list_where_what_came_first_is_left_out(tmp_path):
+    held = itself()
+    function = Global("os", "system")
+    ckpt = Checkpoint(Dict([(Object("reduce", function, (held[0],)), 1), ("any", held), ("w", tensor_of("float32"))]))
+    ckptool.save(ckptool.clean(ckpt), tmp_path / "y.pth")
+    assert isinstance(torch.load(tmp_path / "y.pth", weights_only=True)["any"][0], list)
+
+
+def test_text_of_python_2_in_the_attributes_of_a_parameter_becomes_text(tmp_path):
+    state = Dict([("title", ByteString(b"k\xff"))])
+    callee = Global("torch._utils", "_rebuild_parameter_with_state")
+    parameter = Object("reduce", callee, (tensor_of("float32"), True, Dict(ordered=True), state))
+    ckptool.save(ckptool.clean(Checkpoint(Dict([("w", parameter)]))), tmp_path / "y.pth")
+    assert torch.load(tmp_path / "y.pth", weights_only=True)["w"].title == "k\xff"
+
+
+@pytest.mark.parametrize("grad", ["cuda:1", 1, None, Dict()])
+@pytest.mark.parametrize("state", [None, Dict([("a", 1)])])
+def test_the_arguments_of_a_parameter_that_torch_cannot_make_are_kept(tmp_path, grad, state):
+    for_hooks = Dict([("hook", 1)], ordered=True)
+    called = ("_rebuild_parameter", ()) if state is None else ("_rebuild_parameter_with_state", (state,))
+    parameter = Object("reduce", Global("torch._utils", called[0]), (tensor_of("float32"), grad, for_hooks, *called[1]))
+    ckptool.save(ckptool.clean(Checkpoint(Dict([("w", parameter)]))), tmp_path / "y.pth")
+    assert torch.load(tmp_path / "y.pth", weights_only=True)["w"][0].shape == (3,)
+
+
+@pytest.mark.parametrize("state", ["x", (1, 2, 3), Dict([(1, "a")]), tensor_of("float32")])
+def test_what_torch_cannot_set_as_attributes_of_a_parameter_is_kept_beside_it(tmp_path, state):
+    callee = Global("torch._utils", "_rebuild_parameter_with_state")
+    parameter = Object("reduce", callee, (tensor_of("float32"), True, Dict(ordered=True), state))
+    ckptool.save(ckptool.clean(Checkpoint(Dict([("w", parameter)]))), tmp_path / "y.pth")
+    found = torch.load(tmp_path / "y.pth", weights_only=True)["w"]
+    assert found[0].shape == (3,)
+    assert len(found) == 4
+
+
 @pytest.mark.parametrize("how", ["newobj", "obj"])
 def test_calls_are_written_in_the_one_way_that_weights_only_knows(tmp_path, how):
     size = Object(how, Global("torch", "Size"), ((2, 3),))
