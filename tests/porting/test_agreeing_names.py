@@ -72,3 +72,27 @@ def test_short_words_for_what_a_model_sees_and_reads_are_known() -> None:
     mapping = port(signature(source), wanted({"image_proj.weight": (8, 8), "text_proj.weight": (8, 8)}))
     assert pairing(mapping) == {"image_proj.weight": "visn_fc.weight", "text_proj.weight": "lang_fc.weight"}
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_the_layers_of_a_generator_that_give_pictures_keep_their_own_styles() -> None:
+    """StyleGAN2 is coded with to_rgb and modulation, each kind in a list, and with torgb and affine in blocks."""
+
+    def side(modules: dict[str, tuple[int, ...]], style: str) -> Shapes:
+        shapes: Shapes = {}
+        for name, size in modules.items():
+            shapes |= {
+                f"{name}.weight": size,
+                f"{name}.{style}.weight": (size[1], 24),
+                f"{name}.{style}.bias": size[1:2],
+            }
+        return shapes
+
+    conv, picture, narrow = (16, 16, 3, 3), (3, 16, 1, 1), (3, 12, 1, 1)
+    own = {"b4.conv1": conv, "b4.torgb": picture, "b8.conv0": conv, "b8.conv1": conv, "b8.torgb": picture}
+    own |= {"b16.conv0": (12, 16, 3, 3), "b16.conv1": (12, 12, 3, 3), "b16.torgb": narrow}
+    names = ("conv1", "to_rgb1", "convs.0", "convs.1", "to_rgbs.0", "convs.2", "convs.3", "to_rgbs.1")
+    theirs = dict(sorted(zip((f"{name}.conv" for name in names), own.values(), strict=True)))
+    target = side(own, "affine")
+    mapping = port(signature(side(theirs, "modulation")), wanted(target, used=target))
+    assert pairing(mapping)["b8.torgb.affine.weight"] == "to_rgbs.0.conv.modulation.weight"
+    assert not [key for key in guessed(mapping) if "torgb" in key]
