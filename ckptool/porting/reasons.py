@@ -111,20 +111,20 @@ class Reason(Enum):
     )
     BESIDE_FOR_SWAP = (
         Topic.SWAP,
-        "by the modules beside them, this layer and the layer that got {} of the source would have each other's "
-        "tensor; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
-        "one, exchange the tensors of the two layers (among the alternatives below)",
+        "the modules beside this layer, or beside the layer that got {} of the source, come from another module of "
+        "the source than the layer itself, as if the two should exchange their tensors; check which of these two "
+        "tensors the source's code uses in this layer, and if it is not the chosen one, exchange the tensors of the "
+        "two layers (among the alternatives below)",
     )
     RUN_BY_ONE_CODE = (
         Topic.SWAP,
-        "only one of the two codes runs this layer, and only the other code runs the layer that got {} of the source, "
-        "so the model computes with other weights than the source's code; check which of these two tensors the model "
-        "is to compute with, and if it is not that of the layer that it runs, exchange the tensors of the two layers "
-        "(among the alternatives below)",
+        "of this layer and the layer that got {} of the source, each code runs only one, and the model runs the one "
+        "whose tensor the source's code does not use; check with which of these two tensors the model should "
+        "compute, and if it does not, exchange the tensors of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
         Topic.SWAP,
-        "by the {}, this layer and the layer that got {} of the source would have each other's tensor; check which of "
+        "by the {}, this layer and the layer that got {} of the source should exchange their tensors; check which of "
         "these two tensors the source's code uses in this layer, and if it is not the chosen one, exchange the "
         "tensors of the two layers (among the alternatives below)",
     )
@@ -149,10 +149,11 @@ class Reason(Enum):
     )
     NAMED_AS_ADDED = (
         Topic.SWAP,
-        "only the order of the file tells the chosen tensor from {} of the source, which another layer got, and the "
-        "source calls several layers as others with one word more, as code does that got these layers later, "
-        "whenever it runs them; check which of these two tensors the source's code uses in this layer, and if it is "
-        "not the chosen one, exchange the tensors of the two layers (among the alternatives below)",
+        "only the order of the file tells the chosen tensor from {} of the source, which another layer got, and this "
+        "order may mislead: one of the two names has a word more, as several layers of this block have "
+        "(temporal_norm beside norm), so these layers may have been added to the code later; check which of these "
+        "two tensors the source's code uses in this layer, and if it is not the chosen one, exchange the tensors of "
+        "the two layers (among the alternatives below)",
     )
     CONVENTION_OF_TWO = (
         Topic.SWAP,
@@ -175,8 +176,8 @@ class Reason(Enum):
     SPARE_BESIDE = (
         Topic.SWAP,
         "the source has {} and {} of equal sizes, the model has one layer of these two, and names do not tell which; "
-        "the first was chosen; check which of them the source's code uses in this layer, and correct a wrong pair with "
-        "--hint OLD=NEW",
+        "the first was chosen; check which of them the source's code uses in this layer, and if it is not the first, "
+        "take the alternative below",
     )
     OUT_OF_ORDER = (
         Topic.OTHER,
@@ -276,8 +277,8 @@ class Reason(Enum):
     AGAINST_LEVELS = (
         Topic.COUNT,
         "blocks with equal numbers were paired, but one code may number them in the order in which they run, and the "
-        "other code by resolution; check in both codes which block comes first; if they differ, pair the first with "
-        "the last and so on, each pair with a --hint OLD=NEW",
+        "other code by resolution, or from the other end; check in both codes which block comes first; if they "
+        "differ, pair the first with the last and so on, each pair with a --hint OLD=NEW",
     )
     LEVELS_FROM_THE_OTHER_END = (
         Topic.COUNT,
@@ -370,26 +371,27 @@ class Reason(Enum):
     INPUTS_FIRST = (
         Topic.TURNED,
         "this matrix fits as it is and transposed, and the file does not show whether its rows are outputs (as in "
-        "torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they compute x "
-        "@ W.T or x @ W: if both do the same, copy the matrix, and if not, transpose it",
+        "torch.nn.Linear) or inputs; check in both codes whether they compute x @ W.T or x @ W: if both do the same, "
+        "take the line without transpose, and if not, the line with transpose",
     )
     INPUTS_FIRST_OF_SEVERAL = (
         Topic.TURNED,
-        "these matrices fit as they are and transposed, and the file does not show whether their rows are outputs (as "
-        "in torch.nn.Linear) or inputs; the expression shows what was chosen; check in both codes whether they "
-        "compute x @ W.T or x @ W: if both do the same, copy the matrices, and if not, transpose them",
+        "these matrices fit as they are and transposed, and the file does not show whether their rows are outputs "
+        "(as in torch.nn.Linear) or inputs; check in both codes whether they compute x @ W.T or x @ W: if both do "
+        "the same, take the lines without transpose, and if not, the lines with transpose",
     )
     MEMBERS_ALONG = (
         Topic.LAYOUT,
         "several dimensions of this stack have the size {}, and the file does not show which of them counts the "
-        "layers; the expression shows what was chosen; check in the code of the side that stacks them along which "
-        "dimension it takes one layer: if it is another one, take the alternative for it",
+        "layers; check in the code of the side that stacks them along which dimension it takes one layer: if the "
+        "expression takes another one, take the alternative for it",
     )
     SQUARE_KERNEL = (
         Topic.TURNED,
         "one of the codes has a 2d convolution over the whole width of its input where the other code has a 1d "
         "convolution, and the kernel is square ({} x {}), so its last dimension was taken as the width; check along "
-        "which dimension the 2d convolution moves: if it is the last one, leave out the transpose in the mapping file",
+        "which dimension the 2d convolution moves: if it is the last one, take the line without transpose, or leave "
+        "out the transpose in the mapping file",
     )
     SQUARE_SCORES = (
         Topic.TURNED,
@@ -542,8 +544,9 @@ class Reason(Enum):
     # What is computed from what is stored
     GAIN = (
         Topic.OTHER,
-        "{} was taken as the gain of a weight norm on this matrix, because of its name; check that the source's code "
-        "normalises the matrix, and if it does not, take the alternative below, which is the plain matrix",
+        "{} was taken as the gain of a weight norm on this matrix, because their names differ only in one letter (g "
+        "for w); check that the source's code normalises the matrix, and if it does not, take the alternative below, "
+        "which is the plain matrix",
     )
     PRUNED = (
         Topic.OTHER,
@@ -605,9 +608,9 @@ class Reason(Enum):
     FOLDED_NORM = (
         Topic.OTHER,
         "the source lists a batch norm directly after this layer, and the model has none here, so it was folded into "
-        "this layer with eps {}; check in the source's code that the norm takes the output of this layer (if not, "
-        "take the plain tensor), and check its eps (the last number of fold_weight and fold_bias in the file of "
-        "--save-mapping)",
+        "weight and bias of this layer with eps {}; check in the source's code that the norm takes the output of "
+        "this layer (if not, take the alternatives below for both), and check its eps (the last number of "
+        "fold_weight and fold_bias in the file of --save-mapping)",
     )
     LEFT_OUT_BESIDE = (
         Topic.OTHER,
@@ -617,9 +620,9 @@ class Reason(Enum):
     )
     NEW_BESIDE = (
         Topic.OTHER,
-        "the source's layer of this tensor has another name and nothing for {}, which the model trains in the same "
-        "layer, so it may be another layer that only has the same size; check in both codes what the two do, and give "
-        "this key no source if the model's layer is new",
+        "this tensor comes from a layer of the source with another name, which has no {}, as the model's layer has, "
+        "so the two may be different layers of equal size; check in both codes what the two layers do, and if the "
+        "model's layer is new, list the key under left: in the mapping file",
     )
     UNREAD_NORM = (
         Topic.OTHER,
@@ -662,9 +665,9 @@ class Reason(Enum):
     )
     FLATTENED_AS_HERE = (
         Topic.OTHER,
-        "the model flattens feature maps in the order {}, which code does for weights that are in this order, so the "
-        "columns were kept; check the order of the dimensions before flatten or view in the source's code: if it is "
-        "{}, take the alternative below, with reordered columns",
+        "the model flattens feature maps in the order {}, which code mostly has because its weights came in this "
+        "order, so the columns were kept; check the order of the dimensions before flatten or view in the source's "
+        "code: if it is {}, take the alternative below, with reordered columns",
     )
     UNFLATTENED = (
         Topic.OTHER,
@@ -674,9 +677,9 @@ class Reason(Enum):
     )
     UNFLATTENED_AS_HERE = (
         Topic.OTHER,
-        "the model makes feature maps of the output of this layer in the order {}, which code does for weights that "
-        "are in this order, so the rows were kept; check the order of the dimensions in reshape or view behind this "
-        "layer in the source's code: if it is {}, take the alternative below, with reordered rows",
+        "the model makes feature maps of the output of this layer in the order {}, which code mostly has because its "
+        "weights came in this order, so the rows were kept; check the order of the dimensions in reshape or view "
+        "behind this layer in the source's code: if it is {}, take the alternative below, with reordered rows",
     )
     FLATTENED_PAIR = (
         Topic.OTHER,
@@ -692,10 +695,9 @@ class Reason(Enum):
     )
     BRANCHES_JOINED = (
         Topic.OTHER,
-        "this layer takes the output of a torch.cat, and the order of the source's layers suggests that its code "
-        "concatenates the branches in another order than the model; the expression shows what was chosen (cat of "
-        "slices is the reordered tensor); check torch.cat in both codes: if they have the same order, take the plain "
-        "tensor, and if not, the reordered one",
+        "this layer takes several branches, joined by torch.cat, and the order of the source's layers suggests that "
+        "its code joins them in another order than the model; check torch.cat in both codes: if they have the same "
+        "order, take the line without slices, and if not, the line with cat of slices",
     )
     TABLES_JOINED = (
         Topic.OTHER,
@@ -717,9 +719,9 @@ class Reason(Enum):
     )
     NORMS_AROUND_1 = (
         Topic.OTHER,
-        "the model's code adds 1 to its norm weights, and the source's norm weights lie around 1, as if its code does"
-        " not add 1; they were copied as they are; check the forward of the norm in the source's code: take the line "
-        "with shift(…, -1.0) if it does not add 1, and leave the plain one if it does",
+        "the model's code adds 1 to its norm weights, and the source's norm weights are hardly ever negative, as if "
+        "its code does not add 1; they were copied as they are; check the forward of the norm in the source's code: "
+        "take the line with shift(…, -1.0) if it does not add 1, and leave the plain one if it does",
     )
     PLUS_IN_CODE = (
         Topic.OTHER,
@@ -802,15 +804,15 @@ class Reason(Enum):
     )
     HALVES_BESIDE_THIRDS = (
         Topic.OTHER,
-        "this layer takes two concatenated tensors of one size, or the code cuts its output in halves, in a module for "
-        "which the source's code may have other orders than the model's; check torch.cat or split in both codes: if "
-        "they have the same order, take the plain tensor, and if not, the reordered one",
+        "this layer takes or gives two halves of one size, in a module with a layer of three parts whose order is "
+        "not certain, so the halves may be in another order, too; they were copied as they are; check torch.cat, "
+        "chunk or split in both codes: if they have another order in the source's code, take the alternative below",
     )
     BROADCAST = (
         Topic.OTHER,
-        "sizes of 1 show along which dimension one of the two codes adds this table, and the other code shows it only "
-        "where it uses the table; check in both codes which table goes along which dimension: if they differ, take the "
-        "other table",
+        "in one of the codes, the sizes of 1 of this table show along which dimension it is added, and in the other "
+        "code only the forward pass shows it; check in both codes along which dimension this table is added: if it "
+        "is not the same one, take the other table (the alternative below)",
     )
     BACKGROUND = (
         Topic.OTHER,
@@ -872,8 +874,9 @@ class Reason(Enum):
     )
     FEWER_WORDS = (
         Topic.OTHER,
-        "the model has fewer rows (words), so the first {} of {} rows were kept; check that the vocabulary of the "
-        "model is the beginning of the source's: if it is not, choose the rows by their words yourself",
+        "the model has fewer rows (words), so the first {} of {} rows were kept; check that the words of the model "
+        "are the first words of the source, in the same order: if they are not, list the key under left: in the "
+        "mapping file, and copy the rows in Python, word by word",
     )
     MORE_WORDS = (
         Topic.OTHER,

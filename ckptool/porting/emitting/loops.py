@@ -307,13 +307,12 @@ def _numbers_of_places(step: Step) -> set[int]:
 
 
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
-    """Return (constant, factors) so that each of VALUES is the constant plus the sum of each factor times the number at
-    its place in the row of ROWS: (1, (2,)) for ROWS (0,), (1,) and VALUES 1, 3. Constant and factors are integers from
-    0 on. None if there are no such integers, or if for some place no two rows differ in it alone.
+    """Return (constant, factors), integers of which none is negative, so that each of VALUES is the constant plus the
+    sum of the factors times the numbers in its row of ROWS: (1, (2,)) for the rows (0,), (1,) and the values 1, 3. None
+    if there are no such integers, or if no two rows differ in some column alone.
 
-    Widths grow from stage to stage in many ways, and any two values are on a line. Therefore, if VALUES are indices
-    into a tensor (IS_PLACE) with only two different values, the result is None unless they equal the numbers at one
-    place of ROWS.
+    Some rule fits any two different values, by chance. Therefore, if VALUES are indices into a tensor (IS_PLACE) and
+    only two of them differ, the result is None unless VALUES equal the numbers in one column of ROWS.
     """
     width = len(rows[0])
     factors = []

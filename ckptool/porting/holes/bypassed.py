@@ -16,8 +16,8 @@ from .filling import Filling
 
 
 def doubt_bypasses(filling: Filling) -> None:
-    """Reorder the channels of layers with a bypass, or ask about their order (`_ask`): the output of a layer is cut
-    into equal parts, and one part goes past the layers that take the others. The layers that make, norm or take all
+    """Reorder the channels of layers with a bypass, or ask about their order (`_move_or_ask`): the output of a layer is
+    cut into equal parts, and one part goes past the layers that take the others. The layers that make, norm or take all
     these parts are looked at, as the model's forward pass shows them (`_bypasses`).
 
     The layer that makes the parts has to be filled with one tensor of the source (`_is_whole`). Nothing is done for
@@ -31,17 +31,19 @@ def doubt_bypasses(filling: Filling) -> None:
         for own in _bypasses(t):
             theirs = next((one for one in _bypasses(s) if one.dim == own.dim), None)
             if own.layer in whole and (theirs is not None or not filling.written_once(t, s)):
-                _ask(filling, t, own, theirs)
+                _move_or_ask(filling, t, own, theirs)
 
 
-def _ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
-    """Move the part of the channels that the source's code lets pass to the place of the part that the model lets pass,
-    in each filled tensor of T, or ask whether to move it. OWN is the model's bypass, THEIRS the source's, or None.
+def _move_or_ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) -> None:
+    """Move a part of the channels in each filled tensor of T, or ask whether to move it. T is a layer that makes the
+    parts, norms them or takes them. OWN and THEIRS tell which part the model and the source's code pass on unchanged;
+    THEIRS is None if that is not known of the source.
 
-    If THEIRS has as many parts as OWN, and both codes join the parts in the order in which they cut them, the part is
-    moved without an open question. Nothing is asked either if both codes let the same part pass and join all parts in
-    one order. Else the tensors stay, with a question: its option moves the first part, or the last if the model lets
-    its first part pass. Tensors whose channels cannot be cut into the parts are left out.
+    If both codes have equally many parts, there is no open question in two cases: both pass on the same part and join
+    the parts in one order (the tensors stay), or both join the parts in the order in which they cut them (the source's
+    part is moved to the place of the model's). Else the tensors stay, with a question. Its option moves the first part
+    to the place of the model's, or the last part if the model's is the first. Tensors whose channels cannot be cut into
+    the parts are left out.
     """
     known = None
     if theirs is not None and theirs.parts == own.parts:

@@ -61,13 +61,13 @@ class Classes:
         return False
 
     def _relations(self) -> dict[tuple[int, int], Relation[Path]]:
-        """Return (class of the target, class of the source) -> `Relation` of paths inside of modules of these classes:
-        path in the target's module -> path in the source's module, as certain pairs show it. The modules of a class
-        have equal paths of units in them (`_places`). Couples of classes without such pairs are left out.
+        """Return (class of the target, class of the source) -> `Relation`: which path inside a module of the first
+        class belongs to which path inside a module of the second, as certain pairs show. A class is no class of Python,
+        but a group of modules of one side that hold units at equal paths (`_places`). Couples of classes without such
+        pairs are left out.
 
-        A pair counts if all its evidence is of the kinds NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its
-        shape made it). If a scope around the target was paired only by order, the modules around that scope do not
-        count, only the scope itself and modules inside of it.
+        A pair counts if all its evidence is NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its shape made
+        it). If only order paired a scope around the target, modules outside of that scope do not count for this pair.
         """
         relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
         for t, s in self._cells.certain():

@@ -382,9 +382,12 @@ class Matcher:
         return False
 
     def in_whole_modules(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S are in two modules that match as a whole (`Scopes.same`), or the units of some other
-        decided pair are whose paths, without their numbers, are those of T and S: one side may lack a layer in a block.
-        In the second case, another decided pair has to be in the blocks of T and S, or no other pair in either of them.
+        """Return whether one of these is true:
+
+        - T and S are in two modules that match as a whole (`Scopes.same`).
+        - Another decided pair is in two such modules, and has the paths of T and S apart from numbers: `h.3.norm` for
+          `h.5.norm`. In addition, two decided pairs lead from the block of T to that of S, or each of these blocks has
+          a unit of just one decided pair. This is for blocks in which one side lacks a layer.
         """
         if self.scopes.same(t, s):
             return True

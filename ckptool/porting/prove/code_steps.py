@@ -148,9 +148,9 @@ def _number(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return VALUE in a form in which equal settings are equal: numbers as floats with nine digits, lists as tuples, or
-    as their value, if all their values are equal (`[3, 3]` -> 3.0); text, True and False stay. None for other objects,
-    and for None.
+    """Return VALUE in a form in which equal settings are equal: numbers as floats of nine significant digits, lists as
+    tuples, or as their value, if all their values are equal (`[3, 3]` -> 3.0); text, True and False stay. None for
+    other objects, and for None.
     """
     if isinstance(value, list | tuple):
         values = tuple(map(_plain, value))

@@ -31,9 +31,10 @@ class Reference:
     Attributes:
         inputs: the inputs: a list or a dict.
         outputs: the saved outputs.
-        places: the place of each of them among the outputs.
-        coarse: what rounding to the type in which inputs are saved may have changed, relative to each number; 0 for
-            float32 and finer.
+        places: for each of `outputs`, its path in what the model returns: `()` for a single tensor, `("a", 0)` for
+            `output.a.0`.
+        coarse: the eps of the coarsest type in which an input was saved (bfloat16: 0.0078); 0 if it is float32 or
+            finer.
     """
 
     inputs: Any

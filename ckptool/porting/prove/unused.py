@@ -331,12 +331,14 @@ def _is_repeated(theirs: Family, have: Shape, family: Family, shape: Shape) -> b
 
 
 def _of_a_pair(ground: Ground, family: Family, shape: Shape, theirs: Family, have: Shape) -> Iterator[Filling]:
-    """Yield ways to make FAMILY (keys of the model of sizes SHAPE each) of THEIRS (keys of the source of sizes HAVE
-    each). If FAMILY is one key of the sizes of each of several THEIRS, their sum is the only way. If it is one vector
-    with 2 to 64 times the numbers of the one vector THEIRS, there are two: each number so many times, or the whole so
-    many times. Else each of the `ways` from one to the other, the cheapest first, with the members of THEIRS in each
-    order (of more than four: as they are and reversed), and those of FAMILY, too, unless each member of FAMILY is made
-    of one of THEIRS (`Way.keeps_members`).
+    """Yield a `Filling`, with its cost, for each way to make FAMILY (keys of the model of sizes SHAPE each) of THEIRS
+    (keys of the source of sizes HAVE each). The first of these cases that is true counts:
+
+    - FAMILY is one key that has the sizes of each of several THEIRS: their sum.
+    - FAMILY is one vector, 2 to 64 times as long as the one vector THEIRS: each number repeated (aabb), then the whole
+      repeated (abab).
+    - Else each of `ways`, the cheapest first, with THEIRS in each order (of more than four: as they are, and reversed).
+      FAMILY is reordered in the same way if a member of it is made of several of THEIRS (not `Way.keeps_members`).
     """
     read = frozenset(theirs)
     if _are_added(theirs, have, family, shape):

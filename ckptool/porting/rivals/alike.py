@@ -48,8 +48,9 @@ def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def in_doubt(swaps: Swaps) -> set[int]:
-    """Return the `id` of the target of each pair that has a doubt, or that may be swapped with a look-alike in its
-    block: `Swaps.reason` returns a question about the two, and contents do not exclude the swap. Nothing is asked.
+    """Return the `id` of the target of each pair that has a doubt, or that may be swapped with one of the `look_alikes`
+    in its block: `Swaps.reason` returns a question about the two, and contents do not exclude the swap. Nothing is
+    asked.
     """
     found = {id(t) for t, _ in swaps.pairs if t.doubts}
     for pairs in by_block(swaps.pairs).values():
@@ -69,13 +70,14 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question BESIDE_FOR_SWAP) for look-alikes (T, S) and (T2, S2) if S2 has the name that T has,
-    and is in the module of the source that the modules beside that of T come from: T is `x.encoder.a` and S2
-    `x.net.encoder.a`, while `x.decoder` comes from `x.net.decoder`. It does not count that T and S have one name, which
-    code may have given to another part.
+    """Yield (pair, pair, question BESIDE_FOR_SWAP) for look-alikes (T, S) and (T2, S2) if S2 has the name of T, and is
+    in the module of the source from which the modules beside that of T come: T is `x.encoder.a`, S2 is
+    `x.net.encoder.a`, and `x.decoder` comes from `x.net.decoder`. Equal names of T and S do not exclude it, since code
+    may have given the name to another part.
 
-    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it; and T2 and S2 may not
-    have as much of their names in common as T and S2. Of each shape and kind, the first 64 pairs are compared.
+    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it. The names of T and S2
+    have to have a longer end in common than those of T2 and S2, and none longer than those of T and S. Of each shape
+    and kind, the first 64 pairs are compared.
     """
     beside: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for pair in pairs:

@@ -84,9 +84,10 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether nothing but "in" and "out", which say where a layer is in its block, tells ONE and OTHER apart by
-    words: these are the only telling words that the target and the source of a pair share and the units of the other
-    pair lack; either with the pairs ONE and OTHER as they are, or after their swap. False if there are no such words.
+    """Return whether "in" and "out" are the only words that tell ONE from OTHER, two pairs. These words say where a
+    layer is in its block. A word tells them apart if the target and the source of one pair have it, and the target or
+    the source of the other pair lacks it. This is asked of the pairs as they are and of their swap, and one of the two
+    is enough. False if no word tells them apart.
     """
     sides = [[telling_words(pair[side].path) for pair in (one, other)] for side in (0, 1)]
     (t, t2), (s, s2) = ((a - b, b - a) for a, b in sides)

@@ -11,7 +11,7 @@ from ..forms.branches import Branches, beside
 from ..matching.counting import directions, row_of, rows
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, Path, Unit, block_of, hard_conflict, series
+from ..matching.units import Pair, Path, Unit, block_of, series
 from ..questions import Question, Reason, ask
 from ..words import common_start
 from .belief import BELIEVED, NUMBERED, concordance, orders_of
@@ -72,8 +72,7 @@ class Swaps:
         here. None if what both codes run tells the two apart (`run_apart`). Else it is the result of `reason_in_row`,
         unless that is no question; then:
 
-        - ORDER_FOR_SWAP if what both codes run is for the swap (`_run_across`);
-        - else None if the result was None;
+        - None if the result was None;
         - else RUNS_BESIDE if the targets are parallel branches (neither takes the output of the other), unless an order
           that is 0.85 reliable or more is for the pairs, and other parallel branches keep it, too (`Branches.shown`);
         - else NAMED_AS_ADDED if one source has the name of a layer that was added to the code later (`_is_added`);
@@ -90,8 +89,6 @@ class Swaps:
             return None
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
-        if not found and self._run_across(one, other):
-            return ask(Reason.ORDER_FOR_SWAP, "execution order of both")
         if found is False and beside(one[0], other[0]):
             votes = self._believed(one, other, belief)
             if not any(self._branches.shown(one, other, name) for name, vote in votes.items() if vote > 0):
@@ -105,12 +102,6 @@ class Swaps:
         (`by_names`).
         """
         return self._ran(one, other) == {(True, True), (False, False)} and by_names(one, other) != "against"
-
-    def _run_across(self, one: Pair, other: Pair) -> bool:
-        """Return whether both codes would run just the same one of the pairs ONE and OTHER after the swap, and names do
-        not exclude it (`_held_by_names`).
-        """
-        return self._ran(one, other) == {(True, False), (False, True)} and not _held_by_names(one, other)
 
     def _ran(self, *pairs: Pair) -> set[tuple[bool, ...]]:
         """Return, for each of PAIRS, whether the model runs the target, and whether the source's code runs the source.
@@ -294,12 +285,3 @@ def _goes_through_towers(pairs: Sequence[Pair]) -> bool:
         and [unit.colour for unit in theirs] == looks != across
         and {*zip(own, theirs, strict=True)} <= {*pairs}
     )
-
-
-def _held_by_names(one: Pair, other: Pair) -> bool:
-    """Return whether names exclude the exchange of the sources of ONE and OTHER: both pairs have equal paths, or a
-    target and its new source have names that exclude each other.
-    """
-    (t, s), (t2, s2) = one, other
-    equal = t.path == s.path and t2.path == s2.path
-    return equal or any(hard_conflict(a.words, b.words) is not None for a, b in ((t, s2), (t2, s)))
