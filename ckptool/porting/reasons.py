@@ -612,6 +612,13 @@ class Reason(Enum):
         "this layer (if not, take the alternatives below for both), and check its eps (the last number of "
         "fold_weight and fold_bias in the file of --save-mapping)",
     )
+    FOLDED_NORM_BEFORE = (
+        Topic.OTHER,
+        "the source lists a batch norm directly before this layer in its module, and the model has none here, so it "
+        "was folded into weight and bias of this layer with eps {}; check in the source's code that this layer takes "
+        "the output of the norm, with nothing between the two (if not, take the alternatives below for both), and "
+        "check its eps (the last number of fold_weight and fold_bias in the file of --save-mapping)",
+    )
     LEFT_OUT_BESIDE = (
         Topic.OTHER,
         "the source's code also passes the input of this layer through {}, and the model has no place for that layer,"

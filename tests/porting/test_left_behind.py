@@ -52,6 +52,30 @@ def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias
     assert made["head.weight"].status == "mapped"
 
 
+def test_a_batch_norm_before_a_linear_layer_is_folded_into_it() -> None:
+    """LeViT has such heads, which its code fuses for use."""
+    values = np.random.default_rng(0)
+    norm = {leaf: values.uniform(0.5, 2.0, 6) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    linear = {"weight": values.normal(size=(4, 6)), "bias": values.normal(size=4)}
+    source = {f"head.bn.{leaf}": value for leaf, value in norm.items()}
+    source |= {f"head.l.{leaf}": value for leaf, value in linear.items()}
+    made = into(source, {f"head.{leaf}": value for leaf, value in linear.items()})
+    x = values.normal(size=6)
+    scaled = (x - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5) * norm["weight"] + norm["bias"]
+    weight, bias = made["head.weight"], made["head.bias"]
+    assert np.allclose(weight.values @ x + bias.values, linear["weight"] @ scaled + linear["bias"], atol=1e-5)
+    for one, leaf in ((weight, "weight"), (bias, "bias")):
+        assert [q.reason.name for q in one.entry.questions] == ["FOLDED_NORM_BEFORE"]
+        assert list(map(str, one.entry.rivals)) == [f"head.l.{leaf}"]
+
+
+def test_a_batch_norm_of_another_part_is_not_folded_into_a_matrix_with_as_many_inputs() -> None:
+    source: dict[str, np.ndarray] = {"head.l.weight": np.ones((4, 6)), "head.l.bias": np.ones(4)}
+    source |= {f"rest.bn.{leaf}": np.ones(6) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    made = into(source, {"head.weight": np.ones((4, 6)), "head.bias": np.ones(4)})
+    assert all(one.entry.expr.is_copy for one in made.values())
+
+
 def test_a_layer_without_a_bias_cannot_take_its_batch_norm_in_and_is_doubted() -> None:
     made = into(layers(bias=False, norm=True), layers(bias=False, norm=False, first="fc"))
     assert made["fc.0.linear.weight"].status == "guessed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from .. import expression as ex
 from ..expression import Expr, Shape
@@ -12,8 +13,8 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold each batch norm of the source that has a weight and no partner into the layer before it (`_norm_behind`), or
-    into the scale and shift that the model has in its place.
+    """Fold each batch norm of the source that has a weight and no partner into the layer before it (`_norm_behind`),
+    into the layer after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
 
     If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
     are filled from the norm. Else nothing is done if any unit of the model without a partner has the sizes of the norm.
@@ -21,8 +22,8 @@ def fold_norms(filling: Filling) -> None:
     is left out, and a question about the layer says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
-    for norm in filter(None, [_norm_behind(filling, unit) for unit in free]):
-        scale = _scale_after(filling, norm.t, norm.unit.main.shape)
+    for norm in filter(None, [_norm_behind(filling, unit) or _norm_ahead(filling, unit) for unit in free]):
+        scale = None if norm.ahead else _scale_after(filling, norm.t, norm.unit.main.shape)
         if scale is not None:
             norm.become(filling, scale)
         elif not any(u.main.shape == norm.unit.main.shape for u in filling.matching.free_targets):
@@ -37,13 +38,14 @@ def finish_folds(filling: Filling) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """A batch norm of the source behind a layer.
+    """A batch norm of the source behind or before a layer.
 
     Attributes:
         unit: the norm.
-        t, s: the layer before it, in the model and in the source.
+        t, s: the layer, in the model and in the source.
         eps: the eps that the source's code shows right behind the layer; None if it does not show it.
         outputs_second: whether the layer is a transposed convolution, whose second dimension has the outputs.
+        ahead: whether the layer takes the output of the norm.
     """
 
     unit: Unit
@@ -51,6 +53,7 @@ class _Norm:
     s: Unit
     eps: float | None
     outputs_second: bool
+    ahead: bool = False
 
     def become(self, filling: Filling, scale: Unit) -> None:
         """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question. The
@@ -58,7 +61,7 @@ class _Norm:
         """
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
         asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
-        for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero))):
+        for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero, one))):
             filling.put(scale.pieces[role], (scale, self.unit), Filled(expr, "folded", asked))
 
     def leave_out(self, filling: Filling) -> None:
@@ -80,7 +83,8 @@ class _Norm:
         """Fold the norm into weight and bias of the layer. The questions about each stay, with the norm folded into
         their options. One more has the plain tensor as its option; it is answered if the source's code shows the eps.
         """
-        for role, fold in (("weight", self._weight), ("bias", self._bias)):
+        weight = filling.holes[self.t.pieces["weight"].name].expr
+        for role, fold in (("weight", self._weight), ("bias", partial(self._bias, weight=weight))):
             name = self.t.pieces[role].name
             plain = filling.holes[name]
             questions = [question.translated(fold) for question in plain.questions]
@@ -88,6 +92,8 @@ class _Norm:
             filling.holes[name] = Filled(fold(plain.expr), "folded", questions)
 
     def _question(self) -> Question[Expr]:
+        if self.ahead:
+            return ask(Reason.FOLDED_NORM_BEFORE, "1e-05")
         if self.eps is None:
             return ask(Reason.FOLDED_NORM, "1e-05")
         shows = f"has eps {self.eps:g}, and the norm right behind the layer"
@@ -98,22 +104,29 @@ class _Norm:
         return 1e-05 if self.eps is None else self.eps
 
     def _zeros(self) -> Expr:
-        return ex.zeros(*self.unit.pieces["weight"].shape)
+        """Return the bias of a layer that has none."""
+        return ex.zeros(self.s.pieces["weight"].shape[self.outputs_second])
 
     def _weight(self, e: Expr) -> Expr:
         """Return the weight E with the norm folded in."""
-        pieces = self.unit.pieces
+        gamma, var = (self.unit.pieces[role].expr for role in ("weight", "running_var"))
+        if self.ahead:
+            return ex.transpose(ex.fold_weight(ex.transpose(e), gamma, var, self._eps()))
         dims = [*range(len(self.s.pieces["weight"].shape))]
         dims[:2] = dims[1::-1] if self.outputs_second else dims[:2]
-        made = ex.fold_weight(ex.permute(e, *dims), pieces["weight"].expr, pieces["running_var"].expr, self._eps())
-        return ex.permute(made, *dims)
+        return ex.permute(ex.fold_weight(ex.permute(e, *dims), gamma, var, self._eps()), *dims)
 
-    def _bias(self, e: Expr) -> Expr:
-        """Return the bias E with the norm folded in."""
-        pieces = self.unit.pieces
-        beta = pieces["bias"].expr if "bias" in pieces else self._zeros()
+    def _bias(self, e: Expr, weight: Expr) -> Expr:
+        """Return the bias E with the norm folded in. WEIGHT is the weight of the layer without the norm."""
+        pieces, size = self.unit.pieces, self.unit.main.shape[0]
+        beta = pieces["bias"].expr if "bias" in pieces else ex.zeros(size)
         mean, var = pieces["running_mean"].expr, pieces["running_var"].expr
-        return ex.fold_bias(e, pieces["weight"].expr, beta, mean, var, self._eps())
+        folded = partial(ex.fold_bias, gamma=pieces["weight"].expr, beta=beta, mean=mean, var=var, eps=self._eps())
+        if not self.ahead:
+            return folded(e)
+        rows = self.s.pieces["weight"].shape[0]
+        added = ex.lora(ex.reshape(e, (rows, 1)), ex.reshape(folded(ex.zeros(size)), (size, 1)), weight, 1.0)
+        return ex.reshape(added, (rows,), (rows, 1))
 
 
 def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
@@ -122,8 +135,9 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
 
     None if there is no such unit, if it has no partner in the model, if it or its partner has no weight, or if its
     weight does not have two or more dimensions and as many outputs as NORM has numbers. Outputs are the second
-    dimension of a transposed convolution, and the first of another convolution, as the model's code calls it. If the
-    code calls no convolution, they are the first dimension, or the second if the first does not have this size.
+    dimension of a transposed convolution, and the first of another convolution, as the model's code calls it, and of a
+    matrix. If the code calls no convolution, they are the first dimension of other weights, too, or the second if the
+    first does not have this size.
     """
     before = max(
         (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None
@@ -135,12 +149,29 @@ def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
     if len(weight.shape) < 2 or len(mean.shape) != 1 or mean.shape[0] not in weight.shape[:2]:
         return None
     how = t.pieces["weight"].entry.how
-    outputs_second = how.startswith("conv_transpose") if how.startswith("conv") else weight.shape[:1] != mean.shape
+    outputs_second = len(weight.shape) > 2 and weight.shape[:1] != mean.shape
+    if how.startswith("conv"):
+        outputs_second = how.startswith("conv_transpose")
     if weight.shape[outputs_second] != mean.shape[0]:
         return None
     behind = mean.entry.facts.behind
     eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
     return _Norm(norm, t, before, eps, outputs_second)
+
+
+def _norm_ahead(filling: Filling, norm: Unit) -> _Norm | None:
+    """Return the batch norm NORM with the linear layer after it: the unit that the source registers directly after NORM
+    in the same module. None if there is no such unit, if it has no partner in the model, or if its weight is no matrix
+    with as many inputs as NORM has numbers.
+    """
+    after = min((u for u in filling.matcher.cells.sources if u.order > norm.order), key=lambda u: u.order, default=None)
+    t = next((t for t, s in filling.matching.pairs if s is after), None)
+    if after is None or t is None or after.path[:-1] != norm.path[:-1]:
+        return None
+    if "weight" not in t.pieces or "weight" not in after.pieces:
+        return None
+    is_input = after.pieces["weight"].shape[1:] == norm.pieces["running_mean"].shape
+    return _Norm(norm, t, after, None, outputs_second=False, ahead=True) if is_input else None
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
