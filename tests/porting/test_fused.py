@@ -475,6 +475,27 @@ def test_biases_of_queries_and_values_are_one_with_that_of_the_keys_or_zeros(key
     np.testing.assert_array_equal(made, np.concatenate([*held.values()]))
 
 
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("fused", ["qkv.bias", "q_bias and v_bias"])
+def test_biases_of_queries_and_values_belong_to_projections_that_stand_apart(keys: bool, fused: str) -> None:
+    """EVA-02 has q_proj.weight, k_proj.weight and v_proj.weight beside q_bias and v_bias, and a model of timm has all
+    three weights in qkv.
+    """
+    names = ["q_bias", *(["k_bias"] if keys else []), "v_bias"]
+    source = {f"blocks.{n}.attn.{name}": RANDOM.standard_normal(WIDTH) for n in range(2) for name in names}
+    weights = [f"{part}_proj.weight" for part in "qkv"]
+    source |= {f"blocks.{n}.attn.{name}": RANDOM.standard_normal((WIDTH, WIDTH)) for n in range(2) for name in weights}
+    target = {f"layers.{n}.attn.qkv.weight": (3 * WIDTH, WIDTH) for n in range(2)}
+    own = {"qkv.bias": 3 * WIDTH} if fused == "qkv.bias" else dict.fromkeys(names, WIDTH)
+    target |= {f"layers.{n}.attn.{name}": (size,) for n in range(2) for name, size in own.items()}
+    made = worked_out({key: value.astype(np.float32) for key, value in source.items()}, target)
+    assert {one.status for one in made.values()} == {"mapped"}
+    held = [source.get(f"blocks.1.attn.{name}", np.zeros(WIDTH)) for name in ("q_bias", "k_bias", "v_bias")]
+    found = [made[f"layers.1.attn.{name}"].values for name in own]
+    wanted_values = held if fused == "qkv.bias" else [source[f"blocks.1.attn.{name}"] for name in names]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted_values), rtol=1e-6)
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_layer_whose_output_code_divides_into_no_parts_has_no_half_that_is_a_gate(seen: bool) -> None:
     source = {f"block.W1{n}.weight": (8, 6 if n == 1 else 8) for n in (1, 2, 3)}

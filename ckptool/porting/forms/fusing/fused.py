@@ -13,7 +13,7 @@ from ... import expression as ex
 from ...expression import Shape
 from ...questions import Reason, ask
 from ...words import Fused, cut, table
-from ..pieces import Canon, Name, Piece, flat_kernel, squeezed
+from ..pieces import Canon, Name, Piece, flat_kernel, squeezed, unchanged
 from .fused_order import Parts, form_of
 from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
 from .taking_apart import Form, take_apart_with_bias
@@ -349,19 +349,54 @@ def _rows_of_three(total: int, queries: list[int], keys: list[int], values: list
 def missing_key_bias(canon: Canon) -> None:
     """Replace the biases `q_bias` [n] and `v_bias` [n] that are in one module with a fused projection (`attn.q_bias`,
     `attn.qkv.weight`) of 3 * n rows without a bias by one bias for it: queries, keys, values. The part for the keys is
-    `k_bias` [n] if the module has it, which is replaced, too; else zeros, without a question. Other biases stay, and so
-    do these if `q_bias` or `v_bias` is missing, or one of them has another size.
+    `k_bias` [n] if the module has it, which is replaced, too; else zeros, without a question. If the module has a
+    projection for each part instead (`attn.q_proj.weight`), of n rows and without a bias, each of them gets its part.
+    Other biases stay, and so do these if `q_bias` or `v_bias` is missing, or one of them has another size.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, n = piece.path[:-1], prod(piece.shape)
         parts = [canon.pieces.get(Name((*base, name), "bias")) for name in ("q_bias", "k_bias", "v_bias")]
         there = {at: part for at, part in enumerate(parts) if part is not None}
-        fused = _fused_in(canon, base, 3 * n) if {part.shape for part in there.values()} == {(n,)} else None
-        if parts[2] is not None and fused is not None and fused.name.beside("bias") not in canon.pieces:
+        if parts[2] is None or {part.shape for part in there.values()} != {(n,)}:
+            continue
+        fused = _fused_in(canon, base, 3 * n)
+        apart = [p for part in "qkv" if (p := _projection_in(canon, base, part, n)) is not None]
+        if fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]
             keys = [] if 1 in there else [ex.zeros(n)]
             canon.merge([*there.values()], new, lambda q, *e, k=keys: ex.cat(0, q, *k, *e), ends)
+        elif len(apart) == len(parts):
+            if 1 not in there:
+                of_keys = _bias_of(apart[1], parts[2]), partial(_zeros, n=n)
+                canon.become(parts[2], [(parts[2], unchanged), of_keys], lambda values, _: values)
+            for at, part in there.items():
+                canon.change(canon.pieces[part.name], _bias_of(apart[at], part))
+
+
+def _bias_of(layer: Piece, piece: Piece) -> Piece:
+    """Return PIECE, a bias with a path of its own, as the bias of LAYER, a weight."""
+    return replace(piece, path=layer.path, words=layer.words)
+
+
+def _zeros(_: ex.Expr, n: int) -> ex.Expr:
+    """Return N zeros, whatever the expression is that they take the place of."""
+    return ex.zeros(n)
+
+
+def _projection_in(canon: Canon, base: tuple[str, ...], part: str, rows: int) -> Piece | None:
+    """Return the first weight without a bias in the module BASE with ROWS rows and a name for PART ("q", "k", "v").
+    None if there is none.
+    """
+    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.role == "weight" and p.path)
+    return next(
+        (
+            p
+            for p in weights
+            if p.shape[:1] == (rows,) and part_label(p.path) == part and p.name.beside("bias") not in canon.pieces
+        ),
+        None,
+    )
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
