@@ -97,6 +97,13 @@ def test_the_model_itself_shows_in_which_order_it_lists_the_pixels_of_patches() 
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 12))
 
 
+def test_one_column_of_patches_shows_the_order_of_their_pixels() -> None:
+    theirs, own = Patched("conv"), Patched("hwc")
+    mapping = ported(theirs, own, "float32[2,3,8,4]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 4))
+
+
 class Frames(Patched):
     """Takes videos with their frames first, one picture after the other."""
 

@@ -79,8 +79,9 @@ def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence
     to [2, 3, 4, 8, 4, 8].
 
     Each dimension in turn has to be kept; or, if it is all of t, h or w, be cut in two ("h" into "H", which patch, and
-    "h", the place in it); or be joined with those after it (their letters side by side). The first of these that fits
-    the sizes is taken. None if none fits, or if dimensions are left over.
+    "h", the place in it); or be joined with those after it (their letters side by side, without that of a single row or
+    column of patches). The first of these that fits the sizes is taken. None if none fits, or if dimensions are left
+    over.
     """
     made: list[str] = []
     left, at = list(zip(dims, before, strict=True)), 0
@@ -94,11 +95,17 @@ def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence
             made += _CUT[letters]
             at += 1
         else:
+            letters = _without_one_place(letters, size)
             while size < after[at] and left:
                 more, count = left.pop(0)
-                letters, size = letters + more, size * count
+                letters, size = letters + _without_one_place(more, count), size * count
             if size != after[at]:
                 return None
             made.append(letters)
         at += 1
     return tuple(made) if not left else None
+
+
+def _without_one_place(letters: str, size: int) -> str:
+    """Return the LETTERS of a dimension, or "" if it is the place of a patch and has the SIZE 1."""
+    return "" if size == 1 and letters.isupper() else letters
