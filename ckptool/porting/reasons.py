@@ -612,6 +612,13 @@ class Reason(Enum):
         "this layer (if not, take the alternatives below for both), and check its eps (the last number of "
         "fold_weight and fold_bias in the file of --save-mapping)",
     )
+    FOLDED_NORM_BY_ORDER = (
+        Topic.OTHER,
+        "the model has no batch norm in the module of this layer, and the source has, so the norm that follows this "
+        "layer by the order of both was folded into weight and bias of this layer with eps {}; check in the source's "
+        "code which norm takes the output of this layer (if none does, take the alternatives below for both), and "
+        "check its eps (the last number of fold_weight and fold_bias in the file of --save-mapping)",
+    )
     FOLDED_NORM_BEFORE = (
         Topic.OTHER,
         "the source lists a batch norm directly before this layer in its module, and the model has none here, so it "

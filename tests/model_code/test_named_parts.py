@@ -64,6 +64,33 @@ class Stacked(Joined):
         return dst + src.tanh() * message
 
 
+class Indexed(Joined):
+    """As timm takes queries, keys and values."""
+
+    def forward(self, x: Any) -> Any:
+        every = self.every(x).reshape(len(x), 3, 8).permute(1, 0, 2)
+        src, dst, message = every[0], every[1].tanh(), every[2]
+        return dst + src * message
+
+
+class IndexedLast(Joined):
+    """As LightGlue does, where each number of a head has its query, key and value side by side."""
+
+    def forward(self, x: Any) -> Any:
+        every = self.every(x).unflatten(-1, (2, -1, 3))
+        message = every[..., 2]
+        src, dst = every[..., 0], every[:, :, :, 1]
+        return dst + src.tanh() * message
+
+
+class Token(Joined):
+    """One row of several is no part."""
+
+    def forward(self, x: Any) -> Any:
+        first = self.every(x)[:, 0]
+        return first + self.every(x)[0].sum()
+
+
 class Nameless(Joined):
     def forward(self, x: Any) -> Any:
         parts = self.every(x).chunk(3, -1)
@@ -104,6 +131,9 @@ def parts(model: nn.Module, key: str = "every.weight") -> list[tuple[str, int]]:
         (Changed, ["message", "dst", "src"], 8),
         (Sliced, ["src", "message", "dst"], 8),
         (Stacked, ["src", "dst", "message"], 0),
+        (Indexed, ["src", "dst", "message"], 0),
+        (IndexedLast, ["src", "dst", "message"], 0),
+        (Token, [], 0),
         (Nameless, ["", "", ""], 8),
         (Batches, ["src", "dst"], 2),
     ],

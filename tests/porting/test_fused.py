@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
-from ckptool.model_code.signature import Entry, Facts, Flow, Layout, Signature
+from ckptool.model_code.signature import Entry, Facts, Flow, Layout, Part, Signature
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 
@@ -82,6 +82,20 @@ def test_where_not_all_code_keeps_the_order_of_a_name_it_is_a_question_unless_co
         np.testing.assert_array_equal(ways[0], rows[:, place].reshape(WIDTH, WIDTH))
         if part != "q" and entry.status == "guessed":
             np.testing.assert_array_equal(ways[1], rows[:, 3 - place].reshape(WIDTH, WIDTH))
+
+
+def test_a_projection_may_have_query_key_and_value_of_each_number_side_by_side() -> None:
+    """LightGlue reshapes the outputs of Wqkv to [heads, width of a head, 3]."""
+    whole = RANDOM.standard_normal((3 * WIDTH, WIDTH)).astype(np.float32)
+    shapes = {key: value.shape for key, value in fused("Wqkv").items()}
+    facts = Facts(layout=Layout("grouped", (6, 2, 3)), parts=tuple(Part(name, 0) for name in "qkv"))
+    entries = {k: replace(e, facts=facts) if "Wqkv" in k else e for k, e in wanted(shapes).entries.items()}
+    mapping = port(Signature("", entries), with_heads(apart()))
+    tensors = {key: lazy_tensor(whole) for key in shapes if "Wqkv" in key}
+    for place, part in enumerate("qkv"):
+        entry = found(mapping, f"blocks.1.attn.{part}_proj.weight")
+        assert entry.status == "mapped"
+        np.testing.assert_array_equal(lazy(entry.expr, tensors).numpy(), whole[place::3])
 
 
 @pytest.mark.parametrize("order", ["kvq", "kqv"])

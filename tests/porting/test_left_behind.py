@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 from sides import Made, found, pairing, port, signature, wanted, worked_out
 
+from ckptool.model_code.signature import BehindLayer, Facts, Signature
+
+LEAVES, STATISTICS = ("weight", "bias"), ("running_mean", "running_var")
+
 
 def layers(bias: bool, norm: bool, first: str = "blocks", layer: str = "linear") -> dict[str, np.ndarray]:
     values = np.random.default_rng(0)
@@ -50,6 +54,43 @@ def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias
         assert np.allclose(weight.values @ x + own.values, expected, atol=1e-5)
         x = expected
     assert made["head.weight"].status == "mapped"
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_batch_norms_behind_all_layers_of_a_module_are_folded_in_the_order_of_both(seen: bool) -> None:
+    """PointNet lists its convolutions, then its linear layers, then all norms."""
+    layers_of = {"conv1": (4, 3), "conv2": (6, 4), "fc1": (4, 6), "fc2": (2, 4)}
+    norms_of = {"bn1": "conv1", "bn2": "conv2", "bn3": "fc1"}
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for at, (name, shape) in enumerate(layers_of.items()):
+        source |= {f"stn.{name}.weight": shape, f"stn.{name}.bias": shape[:1]}
+        target |= {f"mlp.{2 * at}.weight": shape, f"mlp.{2 * at}.bias": shape[:1]}
+    for name, layer in norms_of.items():
+        source |= {f"stn.{name}.{leaf}": layers_of[layer][:1] for leaf in (*LEAVES, *STATISTICS)}
+    read = signature(source)
+    if seen:
+        entries = dict(read.entries)
+        for name, layer in norms_of.items():
+            key = f"stn.{name}.running_mean"
+            entries[key] = replace(entries[key], facts=Facts(behind=BehindLayer(f"stn.{layer}.weight", 1e-3)))
+        read = Signature("", entries)
+    mapping = port(read, wanted(target, used=target))
+    for at, (name, layer) in enumerate(norms_of.items()):
+        weight = found(mapping, f"mlp.{2 * at}.weight")
+        eps = 1e-3 if seen else 1e-5
+        assert (
+            str(weight.expr) == f"fold_weight(stn.{layer}.weight, stn.{name}.weight, stn.{name}.running_var, {eps:g})"
+        )
+        assert weight.status == ("mapped" if seen else "guessed")
+    assert found(mapping, "mlp.6.weight").status == "mapped"
+
+
+def test_norms_are_not_folded_by_order_if_one_of_their_module_has_a_partner() -> None:
+    source = {f"stn.{name}.weight": (4, 4) for name in ("fc1", "fc2")} | {"stn.fc2.bias": (4,), "stn.fc1.bias": (4,)}
+    source |= {f"stn.{name}.{leaf}": (4,) for name in ("bn1", "spare") for leaf in (*LEAVES, *STATISTICS)}
+    target = {key: shape for key, shape in source.items() if "spare" not in key}
+    assert all(entry.expr is None or entry.expr.is_copy for entry in port(signature(source), wanted(target)).entries)
 
 
 def test_a_batch_norm_before_a_linear_layer_is_folded_into_it() -> None:

@@ -47,7 +47,7 @@ class NamedParts:
         self.parts: dict[str, tuple[Part, ...]] = {}
         self.takes: dict[str, tuple[Part, ...]] = {}
         self._joined: dict[int, tuple[int, int, tuple[Part, ...]]] = {}  # dimension, number of dimensions, parts
-        self._slices: dict[tuple[int, int], dict[tuple[int, int], str]] = defaultdict(dict)
+        self._taken: dict[tuple[int, int], dict[tuple[int, int], Part]] = defaultdict(dict)  # by start and stop
 
     def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
         """Note which tensors CALL concatenates, or, in `takes`, that the weight in CALL takes an earlier concatenation.
@@ -80,10 +80,11 @@ class NamedParts:
         """Note in `parts` of the weight KEY the parts that CALL divides its first argument into, a tensor that was
         computed with this weight.
 
-        They are the 2 to 16 results of `chunk`, `split` or `unbind`; or up to 16 slices of one dimension (`x[:, :4]`),
-        in the order of their places. A call with a slice is remembered, and `parts` is set by the call with which the
-        slices cover the dimension without a gap or an overlap. Each part has its name in the code, or "", and its size
-        along the dimension that is divided; 0 for `unbind`. The first note for a weight stays.
+        They are the 2 to 16 results of `chunk`, `split` or `unbind`; or up to 16 slices or elements of one dimension
+        (`x[:, :4]`, `x[0]`), in the order of their places. A call with one of these is remembered, and `parts` is set
+        by the call with which they cover the dimension without a gap or an overlap. Each part has its name in the code,
+        or "", and its size along the dimension that is divided; 0 for `unbind` and for elements. The first note for a
+        weight stays.
         """
         if key in self.parts:
             return
@@ -95,13 +96,22 @@ class NamedParts:
                 sizes = [0 if call.name == "unbind" else part.shape[dim] for part in parts]
                 self.parts[key] = tuple(map(Part, _names(call.name, len(parts)), sizes))
         elif call.name == "__getitem__" and (taken := slice_of(call.first, call.args[1])) is not None:
-            dim, *span = taken
-            known = self._slices[id(call.first), dim]
-            if len(known) < _MOST:
-                known.setdefault((span[0], span[1]), _name_of_slice())
-            edges = [0, *(stop for _, stop in sorted(known))]
-            if [start for start, _ in sorted(known)] == edges[:-1] and edges[-1] == call.first.shape[dim]:
-                self.parts[key] = tuple(Part(known[a, b], b - a) for a, b in sorted(known))
+            dim, start, stop = taken
+            self._take(call.first, key, dim, (start, stop), Part(_name_of_slice(), stop - start))
+        elif call.name == "__getitem__" and (element := _element_of(call.first, call.args[1])) is not None:
+            dim, place = element
+            self._take(call.first, key, dim, (place, place + 1), Part(_name_of_element(place), 0))
+
+    def _take(self, whole: torch.Tensor, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
+        """Note that the code takes PART of the tensor WHOLE: SPAN (start, stop) of the dimension DIM. If all that was
+        taken of this dimension covers it, note the parts of the weight KEY.
+        """
+        known = self._taken[id(whole), dim]
+        if len(known) < _MOST:
+            known.setdefault(span, part)
+        edges = [0, *(stop for _, stop in sorted(known))]
+        if [start for start, _ in sorted(known)] == edges[:-1] and edges[-1] == whole.shape[dim] and len(known) > 1:
+            self.parts[key] = tuple(known[span] for span in sorted(known))
 
 
 def slice_of(whole: Any, index: Any) -> tuple[int, int, int] | None:
@@ -123,6 +133,22 @@ def slice_of(whole: Any, index: Any) -> tuple[int, int, int] | None:
     dim, one = taken[0]
     start, stop, step = one.indices(whole.shape[dim])
     return (dim, start, stop) if step == 1 and start < stop else None
+
+
+def _element_of(whole: Any, index: Any) -> tuple[int, int] | None:
+    """Return (dimension, place) of the element that INDEX takes of the tensor WHOLE: (0, 1) for `x[1]`, (2, 0) for
+    `x[..., 0]` of three dimensions. None if INDEX has not just one integer, and nothing else but `:` and `...`.
+    """
+    places = list(index) if isinstance(index, tuple) else [index]
+    numbers = [at for at, one in enumerate(places) if type(one) is int]
+    others = [one for one in places if type(one) is not int]
+    if len(numbers) != 1 or not all(
+        one is Ellipsis or (isinstance(one, slice) and one == slice(None)) for one in others
+    ):
+        return None
+    at = numbers[0]
+    dim = at if Ellipsis not in places[:at] else whole.ndim - (len(places) - at)
+    return dim, places[at] % whole.shape[dim]
 
 
 def _names_of_joined(function: str, count: int) -> Sequence[str]:
@@ -174,6 +200,25 @@ def _name_of_slice() -> str:
     target, value = _assigned()
     slices = [one for one in ast.walk(value) if isinstance(one, ast.Subscript) and ":" in ast.unparse(one.slice)]
     return _name(target) if len(slices) == 1 else ""
+
+
+def _name_of_element(place: int) -> str:
+    """Return the name that the running statement of the model assigns the element PLACE to: "k" for 1 in `q, k, v =
+    x[0], x[1], x[2]`, and for `k = x[1]`. "" if it assigns none, or several.
+    """
+    target, value = _assigned()
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        pairs = list(zip(target.elts, value.elts, strict=True))
+    found = [own for own, taken in pairs if _places_in(taken) == [place]]
+    return _name(found[0]) if len(found) == 1 else ""
+
+
+def _places_in(value: ast.AST) -> list[int]:
+    """Return the integers in all indices of the expression VALUE: [1] for `x[..., 1]`."""
+    indices = [one.slice for one in ast.walk(value) if isinstance(one, ast.Subscript)]
+    constants = [one.value for index in indices for one in ast.walk(index) if isinstance(one, ast.Constant)]
+    return [one for one in constants if type(one) is int]
 
 
 def _name(one: ast.AST) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..matching.units import Unit, label_of
+from ..matching.units import Path, Unit, label_of
 from ..questions import Question, Reason, ask, ask_code
 from .filling import Filled, Filling
 
@@ -15,6 +17,8 @@ from .filling import Filled, Filling
 def fold_norms(filling: Filling) -> None:
     """Fold each batch norm of the source that has a weight and no partner into the layer before it (`_norm_behind`),
     into the layer after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
+    The layer before it is the one that the source's code shows, else the one directly before it in the file, else the
+    one that the order in its module gives (`_by_order`).
 
     If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
     are filled from the norm. Else nothing is done if any unit of the model without a partner has the sizes of the norm.
@@ -22,7 +26,8 @@ def fold_norms(filling: Filling) -> None:
     is left out, and a question about the layer says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
-    for norm in filter(None, [_norm_behind(filling, unit) or _norm_ahead(filling, unit) for unit in free]):
+    layers = _Layers(filling, free)
+    for norm in filter(None, [_norm_behind(layers, unit) or _norm_ahead(layers, unit) for unit in free]):
         scale = None if norm.ahead else _scale_after(filling, norm.t, norm.unit.main.shape)
         if scale is not None:
             norm.become(filling, scale)
@@ -46,6 +51,7 @@ class _Norm:
         eps: the eps that the source's code shows right behind the layer; None if it does not show it.
         outputs_second: whether the layer is a transposed convolution, whose second dimension has the outputs.
         ahead: whether the layer takes the output of the norm.
+        reason: why the folding is a question.
     """
 
     unit: Unit
@@ -54,6 +60,7 @@ class _Norm:
     eps: float | None
     outputs_second: bool
     ahead: bool = False
+    reason: Reason = Reason.FOLDED_NORM
 
     def become(self, filling: Filling, scale: Unit) -> None:
         """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question. The
@@ -92,12 +99,10 @@ class _Norm:
             filling.holes[name] = Filled(fold(plain.expr), "folded", questions)
 
     def _question(self) -> Question[Expr]:
-        if self.ahead:
-            return ask(Reason.FOLDED_NORM_BEFORE, "1e-05")
         if self.eps is None:
-            return ask(Reason.FOLDED_NORM, "1e-05")
+            return ask(self.reason, "1e-05")
         shows = f"has eps {self.eps:g}, and the norm right behind the layer"
-        return ask_code(Reason.FOLDED_NORM, f"{self.eps:g}", shows=shows)
+        return ask_code(self.reason, f"{self.eps:g}", shows=shows)
 
     def _eps(self) -> float:
         """Return the eps that the source's code shows, or that of torch."""
@@ -129,49 +134,99 @@ class _Norm:
         return ex.reshape(added, (rows,), (rows, 1))
 
 
-def _norm_behind(filling: Filling, norm: Unit) -> _Norm | None:
-    """Return the batch norm NORM with the layer before it: the unit that the source registers directly before NORM. The
-    eps is known only if the source's code shows NORM right behind this layer.
+class _Layers:
+    """The layers around batch norms without partners, as the source's code, the file and the modules show them.
 
-    None if there is no such unit, if it has no partner in the model, if it or its partner has no weight, or if its
-    weight does not have two or more dimensions and as many outputs as NORM has numbers. Outputs are the second
-    dimension of a transposed convolution, and the first of another convolution, as the model's code calls it, and of a
-    matrix. If the code calls no convolution, they are the first dimension of other weights, too, or the second if the
-    first does not have this size.
+    Args:
+        filling: the state of the port.
+        free: these norms.
     """
-    before = max(
-        (u for u in filling.matcher.cells.sources if u.order < norm.order), key=lambda u: u.order, default=None
-    )
-    t = next((t for t, s in filling.matching.pairs if s is before), None)
-    if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
-        return None
-    weight, mean = before.pieces["weight"], norm.pieces["running_mean"]
-    if len(weight.shape) < 2 or len(mean.shape) != 1 or mean.shape[0] not in weight.shape[:2]:
-        return None
-    how = t.pieces["weight"].entry.how
-    outputs_second = len(weight.shape) > 2 and weight.shape[:1] != mean.shape
-    if how.startswith("conv"):
-        outputs_second = how.startswith("conv_transpose")
-    if weight.shape[outputs_second] != mean.shape[0]:
-        return None
-    behind = mean.entry.facts.behind
-    eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
-    return _Norm(norm, t, before, eps, outputs_second)
+
+    def __init__(self, filling: Filling, free: Sequence[Unit]) -> None:
+        self.partner = {id(s): t for t, s in filling.matching.pairs}
+        self._in_file = sorted(filling.matcher.cells.sources, key=lambda u: u.order)
+        self._place = {id(u): at for at, u in enumerate(self._in_file)}
+        self._of_weight = {u.pieces["weight"].entry.key: u for u in self._in_file if "weight" in u.pieces}
+        self._by_order = self._in_order(free)
+
+    def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
+        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it."""
+        behind = norm.pieces["running_mean"].entry.facts.behind
+        if behind is not None and behind.weight in self._of_weight:
+            yield self._of_weight[behind.weight], Reason.FOLDED_NORM
+        if self._place[id(norm)]:
+            yield self._in_file[self._place[id(norm)] - 1], Reason.FOLDED_NORM
+        if id(norm) in self._by_order:
+            yield self._by_order[id(norm)], Reason.FOLDED_NORM_BY_ORDER
+
+    def after(self, norm: Unit) -> Unit | None:
+        """Return the unit of the source directly after NORM in the file, or None."""
+        return next(iter(self._in_file[self._place[id(norm)] + 1 :]), None)
+
+    def _in_order(self, free: Sequence[Unit]) -> dict[int, Unit]:
+        """Return id of a batch norm -> the layer before it, for those of FREE in whose module no batch norm has a
+        partner. Code may list all layers of a module before all of its norms. The norms take the layers in the order of
+        the file, each the next one with as many outputs as it has numbers; none of a module is in the result if one
+        finds no layer.
+        """
+        inside: dict[Path, list[Unit]] = defaultdict(list)
+        for unit in self._in_file:
+            inside[unit.path[:-1]].append(unit)
+        without = {id(unit) for unit in free}
+        found: dict[int, Unit] = {}
+        for units in [inside[path] for path in dict.fromkeys(unit.path[:-1] for unit in free)]:
+            norms = [u for u in units if "running_mean" in u.pieces]
+            layers = (u for u in units if "weight" in u.pieces and len(u.pieces["weight"].shape) > 1)
+            taken = {
+                id(norm): layer
+                for norm in norms
+                if (layer := next((u for u in layers if u.pieces["weight"].shape[:1] == norm.main.shape), None))
+            }
+            if taken.keys() == {id(norm) for norm in norms} <= without:
+                found |= taken
+        return found
 
 
-def _norm_ahead(filling: Filling, norm: Unit) -> _Norm | None:
+def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
+    """Return the batch norm NORM with the layer before it: the first of LAYERS that fits it. The eps is known only if
+    the source's code shows NORM right behind this layer.
+
+    A layer fits if it has a partner in the model, both have a weight, and the weight has two or more dimensions and as
+    many outputs as NORM has numbers. Outputs are the second dimension of a transposed convolution, and the first of
+    another convolution, as the model's code calls it, and of a matrix. If the code calls no convolution, they are the
+    first dimension of other weights, too, or the second if the first does not have this size.
+    """
+    mean = norm.pieces["running_mean"]
+    for before, reason in layers.before(norm) if len(mean.shape) == 1 else ():
+        t = layers.partner.get(id(before))
+        if t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+            continue
+        weight = before.pieces["weight"]
+        how = t.pieces["weight"].entry.how
+        outputs_second = len(weight.shape) > 2 and weight.shape[:1] != mean.shape
+        if how.startswith("conv"):
+            outputs_second = how.startswith("conv_transpose")
+        if len(weight.shape) > 1 and weight.shape[outputs_second] == mean.shape[0]:
+            behind = mean.entry.facts.behind
+            eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
+            return _Norm(norm, t, before, eps, outputs_second, reason=reason)
+    return None
+
+
+def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
     """Return the batch norm NORM with the linear layer after it: the unit that the source registers directly after NORM
     in the same module. None if there is no such unit, if it has no partner in the model, or if its weight is no matrix
     with as many inputs as NORM has numbers.
     """
-    after = min((u for u in filling.matcher.cells.sources if u.order > norm.order), key=lambda u: u.order, default=None)
-    t = next((t for t, s in filling.matching.pairs if s is after), None)
+    after = layers.after(norm)
+    t = layers.partner.get(id(after))
     if after is None or t is None or after.path[:-1] != norm.path[:-1]:
         return None
     if "weight" not in t.pieces or "weight" not in after.pieces:
         return None
     is_input = after.pieces["weight"].shape[1:] == norm.pieces["running_mean"].shape
-    return _Norm(norm, t, after, None, outputs_second=False, ahead=True) if is_input else None
+    reason = Reason.FOLDED_NORM_BEFORE
+    return _Norm(norm, t, after, None, outputs_second=False, ahead=True, reason=reason) if is_input else None
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:

@@ -141,14 +141,15 @@ def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
 
     [parts, …] is ("block", 0); but [parts, parts, …] with three or more sizes is ("", 0), because it may be either.
     [heads, parts, width] is ("heads", heads), and so is [heads, n] if PARTS divides n: each head then holds all parts.
+    In [heads, width, parts], where each number of a head does, it is ("heads", heads * width): heads of width 1.
     Others are ("", 0), and so are no sizes.
     """
     if not inner:
         return "", 0
     if inner[0] == parts:
         return ("block", 0) if len(inner) == 2 or inner[1] != parts else ("", 0)
-    if len(inner) == 3 and inner[1] == parts:
-        return "heads", inner[0]
+    if len(inner) == 3 and parts in inner[1:]:
+        return "heads", inner[0] if inner[1] == parts else inner[0] * inner[1]
     return ("heads", inner[0]) if len(inner) == 2 and inner[1] % parts == 0 else ("", 0)
 
 
