@@ -475,11 +475,12 @@ def test_parts_of_a_fused_layer_take_one_input_and_none_of_them_the_output_of_an
     assert {got[f"point.{name}.weight"].partition(",")[0] for name in names[1:4]} == {"slice(nodes.weight"}
 
 
+@pytest.mark.parametrize("whole", ["qkv", "mat_qkv"])
 @pytest.mark.parametrize("keys", [True, False])
-def test_biases_of_queries_and_values_are_one_with_that_of_the_keys_or_zeros(keys: bool) -> None:
+def test_biases_of_queries_and_values_are_one_with_that_of_the_keys_or_zeros(keys: bool, whole: str) -> None:
     names = ["q_bias", *(["k_bias"] if keys else []), "v_bias"]
     source = {f"blocks.0.attn.{name}": RANDOM.standard_normal(WIDTH).astype(np.float32) for name in names}
-    source |= {"blocks.0.attn.qkv.weight": RANDOM.standard_normal((3 * WIDTH, WIDTH)).astype(np.float32)}
+    source |= {f"blocks.0.attn.{whole}.weight": RANDOM.standard_normal((3 * WIDTH, WIDTH)).astype(np.float32)}
     target = {"layers.0.attn.qkv.weight": (3 * WIDTH, WIDTH), "layers.0.attn.qkv.bias": (3 * WIDTH,)}
     made = worked_out(source, target)["layers.0.attn.qkv.bias"].values
     held = {

@@ -12,7 +12,7 @@ from math import prod
 from ... import expression as ex
 from ...expression import Shape
 from ...questions import Reason, ask
-from ...words import Fused, cut, table
+from ...words import Fused
 from ..pieces import Canon, Name, Piece, flat_kernel, squeezed, unchanged
 from .fused_order import Parts, form_of
 from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
@@ -400,14 +400,8 @@ def _projection_in(canon: Canon, base: tuple[str, ...], part: str, rows: int) ->
 
 
 def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
-    """Return the first weight in the module BASE with ROWS rows and a name of the vocabulary for a fused projection;
+    """Return the first weight in the module BASE with ROWS rows whose name means a fused projection (`fused_kind`);
     None if there is none.
     """
-    return next(
-        (
-            p
-            for p in canon.pieces.values()
-            if p.path[:-1] == base and p.role == "weight" and p.shape[:1] == (rows,) and cut(p.last) in table().fused
-        ),
-        None,
-    )
+    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.path and p.role == "weight")
+    return next((p for p in weights if p.shape[:1] == (rows,) and fused_kind(p) is not None), None)
