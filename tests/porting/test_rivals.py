@@ -86,6 +86,23 @@ def test_norms_counted_from_zero_are_the_first_and_the_second() -> None:
     assert doubted(mapping) == set()
 
 
+@pytest.mark.parametrize(("first", "status"), [("norm1", "guessed"), ("norm0", "mapped")])
+def test_two_layers_that_a_file_lists_against_their_numbers_are_guesses(first: str, status: str) -> None:
+    """The FT-Transformer of its authors lists norm1 before norm0. The model has each part of a block apart."""
+    source, target = {}, {}
+    for n in range(2):
+        block = {f"attention.{name}": (8, 8) for name in ("W_q", "W_k", "W_v", "W_out")}
+        block |= {"linear0": (16, 8), "linear1": (8, 16)}
+        norms = sorted(("norm0", "norm1"), reverse=first == "norm1")
+        source |= {f"layers.{n}.{name}.weight": size for name, size in (block | dict.fromkeys(norms, (8,))).items()}
+        own = {"0.norm": (8,), "0.to_qkv": (24, 8), "0.to_out": (8, 8), "1.0": (8,), "1.1": (16, 8), "1.4": (8, 16)}
+        target |= {f"layers.{n}.{name}.weight": size for name, size in own.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {found(mapping, f"layers.{n}.{name}.weight").status for n in range(2) for name in ("0.norm", "1.0")} == {
+        status
+    }
+
+
 def test_words_cut_short_are_the_words_they_come_from() -> None:
     source = {"net.residual_map.weight": (8, 8), "net.skip_map.weight": (8, 8), "net.out.weight": (4, 8)}
     target = {"net.skip.weight": (8, 8), "net.resid.weight": (8, 8), "net.out.weight": (4, 8)}

@@ -61,12 +61,11 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return (pair, pair, question) for look-alikes in different blocks in four cases: names are for their swap
-    (`_by_names`, also some couples in one block), neighbours are (`_by_company`, likewise), or there is a question
-    about it (`Swaps.reason`) and their targets are parallel branches (`_by_branches`) or their places in lists are for
-    it (`_by_lists`). Couples may come several times.
+    """Return (pair, pair, question) for look-alikes in different blocks: names are for their swap (`_by_names`, also
+    some couples in one block), neighbours are (`_by_company`, likewise), or there is a question about it, and their
+    places do not tell them apart (`_by_places`). Couples may come several times.
     """
-    return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps), *_by_lists(swaps)]
+    return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_places(swaps)]
 
 
 def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
@@ -161,26 +160,17 @@ def _each(ones: list[Pair], others: list[Pair], one: Pair, other: Pair, reason: 
     yield from ((one, pair, ask(reason)) for pair in others)
 
 
-def _by_branches(swaps: Swaps) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks whose targets are parallel branches, and about
-    whose swap there is a question (`Swaps.reason`). Of each shape and kind, the first 64 pairs are compared.
-    """
-    for group in by_look(swaps.pairs).values():
-        for one, other in combinations(group[:MOST], 2):
-            apart = not _in_one_block(one, other) and beside(one[0], other[0])
-            if apart and (reason := swaps.reason(one, other)):
-                yield one, other, reason
-
-
-def _by_lists(swaps: Swaps) -> Iterator[Swap]:
-    """Yield (pair, pair, question) for look-alikes in different blocks whose places in lists are for their swap
-    (`places_fall`), if there is a question about it (`Swaps.reason`). Of each shape and kind, the first 64 pairs are
+def _by_places(swaps: Swaps) -> Iterator[Swap]:
+    """Yield (pair, pair, question) for look-alikes in different blocks about whose swap there is a question
+    (`Swaps.reason`), if their targets are parallel branches, their places in lists are for the swap (`places_fall`), or
+    their sources are in one block, which the model has as several. Of each shape and kind, the first 64 pairs are
     compared.
     """
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):
-            apart = not _in_one_block(one, other) and places_fall(one, other)
-            if apart and (reason := swaps.reason(one, other)):
+            divided = block_of(one[1].path) == block_of(other[1].path) != ()
+            near = divided or beside(one[0], other[0]) or places_fall(one, other)
+            if near and not _in_one_block(one, other) and (reason := swaps.reason(one, other)):
                 yield one, other, reason
 
 

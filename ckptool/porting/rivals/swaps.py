@@ -178,6 +178,8 @@ class Swaps:
         - numbers in the same order on both sides that tell the two apart (`_numbers_tell`): None, unless orders are for
           the swap only and nothing shows that the list is counted from the same end (`_counted_as_beside`);
         - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
+        - orders for the pairs, but the file lists the two sources against their numbers (`_listed_against_numbers`):
+          ORDERS_ABOUT_SWAP;
         - orders that do not count, but tell the two apart, and none that counts: NO_ORDER_KEPT;
         - else False: orders are for the pairs, or none says anything.
         """
@@ -190,6 +192,8 @@ class Swaps:
             return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], against[0])
         if against:
             return ask(Reason.ORDER_FOR_SWAP, against[0])
+        if behind and _listed_against_numbers(one[1], other[1]):
+            return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], "numbers in their names")
         if not behind and any(order.vote(one, other) for order in self.orders):
             return ask(Reason.NO_ORDER_KEPT)
         return False
@@ -245,6 +249,16 @@ class Swaps:
         """
         reason = self.reason(one, other)
         return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())
+
+
+def _listed_against_numbers(one: Unit, other: Unit) -> bool:
+    """Return whether ONE and OTHER, two units of the source, are in one module and have names that differ only in
+    numbers, and the file has the greater number first (`norm1`, `norm0`): the numbers tell when code runs them, as much
+    as the order of the file does.
+    """
+    if one.path[:-1] != other.path[:-1] or series(one) != series(other):
+        return False
+    return one.numbers != other.numbers and (one.numbers < other.numbers) != (one.order < other.order)
 
 
 def places_fall(one: Pair, other: Pair) -> bool:
