@@ -57,16 +57,21 @@ class _Block(NamedTuple):
             name.
         before: for each of its tensors, the numbers of the weights that its first input was computed from, as bits; 0
             if not known.
+        taken: number of an input (`Facts.input`) -> which of the inputs of the block it is, from 0.
     """
 
     content: list[object]
     orders: tuple[list[int], list[int], list[int]]
     before: list[int]
+    taken: dict[int, int]
 
 
-#: What an entry, and its facts, say without a place and without the name of another tensor.
+#: Facts that hold a place, the name of another tensor or a number for the tensor that several layers take.
+_ELSEWHERE = frozenset(["flow", "joined", "behind", "added", "bypasses", "input"])
+
+#: What an entry, and its facts, say without these.
 _SAID = attrgetter("shape", "dtype", "parameter", "module", "how", "stated")
-_SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in ("flow", "joined", "behind", "added")))
+_SHOWN = attrgetter(*(one.name for one in fields(Facts) if one.name not in _ELSEWHERE))
 
 
 class _Side:
@@ -106,7 +111,7 @@ class _Side:
         """Return path of a list -> its blocks, in the order of their numbers, for the long lists that are in no other
         long list. Only tensors with a key in such a list are in the blocks.
         """
-        found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [])))
+        found: dict[str, dict[int, _Block]] = defaultdict(lambda: defaultdict(lambda: _Block([], ([], [], []), [], {})))
         entries = self.signature.entries
         sorted_by_name = not self.signature.ordered or [*entries] == sorted(entries)
         for at, (key, entry) in enumerate(entries.items()):
@@ -116,7 +121,9 @@ class _Side:
             flow, behind = facts.flow, facts.behind
             others = [name and self._seen_from(name, place.number) for name in _others(entry)]
             shown = (*_SAID(entry), *_SHOWN(facts), [count for _, count in facts.joined], behind and behind.eps)
-            block.content.append((place.rest, others, entry.used is None, flow is None, shown))
+            passed = [one._replace(layer="") for one in facts.bypasses]
+            taken = None if facts.input is None else block.taken.setdefault(facts.input, len(block.taken))
+            block.content.append((place.rest, others, entry.used is None, flow is None, shown, passed, taken))
             orders = (None if sorted_by_name else at, entry.used, None if flow is None else flow.number)
             for order, number in zip(block.orders, orders, strict=True):
                 if number is not None:
@@ -179,11 +186,12 @@ def _places(name: str) -> list[_Place]:
 
 def _others(entry: Tensor) -> list[str | None]:
     """Return the keys of the other tensors that ENTRY names: that it is tied to, the weight of the layer before a norm
-    (each None if there is none), then those whose outputs are concatenated to its input, and those whose outputs are
-    added to its output.
+    (each None if there is none), then those whose outputs are concatenated to its input, those that make the parts of
+    which one goes past others, and those whose outputs are added to its output.
     """
-    behind = entry.facts.behind
-    return [entry.tied, behind and behind.weight, *(key for key, _ in entry.facts.joined), *sorted(entry.facts.added)]
+    behind, bypasses = entry.facts.behind, (one.layer for one in entry.facts.bypasses)
+    joined = (key for key, _ in entry.facts.joined)
+    return [entry.tied, behind and behind.weight, *joined, *bypasses, *sorted(entry.facts.added)]
 
 
 def _steps(one: _Block, other: _Block) -> list[set[int]]:

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 import ckptool
 from ckptool.model_code.building import signature_for
+from ckptool.model_code.trace import signature_of
+from ckptool.porting import equal_blocks
 from ckptool.porting.port import port
 from ckptool.porting.reasons import Reason
 
@@ -1292,3 +1294,43 @@ def test_code_that_names_the_parts_of_a_projection_shows_their_order(name: str) 
     mapping = ported(source, model, "float32[2,5,8]")
     assert mapping.is_sure
     assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+
+
+class Block(nn.Module):
+    """Queries, keys and values of one tensor, a gate, a norm of batches, and channels that go past a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.memory_k, self.gate, self.up, self.down = (nn.Linear(8, 8) for _ in range(4))
+        self.half, self.bn = nn.Linear(4, 4), nn.BatchNorm1d(8)
+
+    def forward(self, x: Any, memory: Any) -> Any:
+        x = x + torch.softmax(self.q(x) @ self.k(x).T, -1) @ self.v(x) + self.memory_k(memory)
+        x = self.bn(self.down(F.silu(self.gate(x)) * self.up(x)))
+        past, changed = x.chunk(2, -1)
+        return torch.cat([past, self.half(changed)], -1)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Block() for _ in range(2 * 4 + 2))
+
+    def forward(self, x: Any) -> Any:
+        memory = x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+
+def test_what_a_forward_pass_shows_of_equal_blocks_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fact that holds a place, a count or the name of another tensor would tell each block from the others, and all
+    of them would be matched.
+    """
+    monkeypatch.setattr(equal_blocks, "_MATCHED", 4)
+    target = signature_of(Deep(), inputs=[torch.zeros(4, 8)])
+    assert target.traced
+    source = signature({key.replace("layers.", "h."): entry.shape for key, entry in target.entries.items()})
+    assert equal_blocks.shortened(source, target) is not None

@@ -30,8 +30,9 @@ def doubt_rotary(filling: Filling) -> None:
     if filling.same_names and not filling.source.signature.traced:
         return
     kept: set[tuple[Path, str]] = set()
+    seen = any(entry.facts.rotary for entry in filling.target.signature.entries.values())
     for hole in sorted(filling.holes, key=lambda one: len(filling.unit_of[one][0].main.shape) < 2):
-        rows = _turned_by_model(filling, hole)
+        rows = _turned_by_model(filling, hole, seen=seen)
         if rows is None or (len(rows.t.main.shape) < 2 and rows.layer in kept):
             continue
         if rows.learn_from_code() or rows.are_known_to_agree():
@@ -40,14 +41,15 @@ def doubt_rotary(filling: Filling) -> None:
             rows.ask()
 
 
-def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
+def _turned_by_model(filling: Filling, hole: Name, *, seen: bool) -> _Rows | None:
     """Return the tensor in HOLE as rows of queries or keys that the model turns by a rotary embedding. None if its name
     in the model (if that says no part: its name in the source) says neither "q" nor "k"; if it is the weight or bias of
     a norm (the last name ends in "norm"); or if the model does not turn it. None, too, for learned queries
-    (`_are_queries`) that the model turns in a way that was not seen.
+    (`_are_queries`) that the model turns in a way that was not seen. SEEN is whether the model's forward pass shows how
+    it turns any tensor.
     """
     t, s = filling.unit_of[hole]
-    kind = _kind_in_model(filling, t)
+    kind = _kind_in_model(filling, t, seen=seen)
     part = part_label(t.path) or part_label(s.path)
     is_norm = t.last.endswith("norm") and hole.role in ("weight", "bias")
     if kind is None or part not in ("q", "k") or is_norm:
@@ -57,14 +59,14 @@ def _turned_by_model(filling: Filling, hole: Name) -> _Rows | None:
     return _Rows(filling, hole, t, s, kind, (t.path[:-1], part))
 
 
-def _kind_in_model(filling: Filling, t: Unit) -> str | None:
+def _kind_in_model(filling: Filling, t: Unit, *, seen: bool) -> str | None:
     """Return how the model pairs the rows of T in a rotary embedding: "half" (row i with i + half), "interleaved" (with
     i + 1), "unknown" if it turns them in a way that was not seen, None if it does not turn them.
 
-    If the forward pass shows this for no tensor of the model, what the signature says of the whole model is returned
-    (`rotary`, which may be None); if it does for others, but does not use T, "unknown".
+    If the forward pass shows this for no tensor of the model (SEEN is false), what the signature of FILLING says of the
+    whole model is returned (`rotary`, which may be None); if it does for others, but does not use T, "unknown".
     """
-    if not any(entry.facts.rotary for entry in filling.target.signature.entries.values()):
+    if not seen:
         return filling.target.signature.rotary
     return "unknown" if t.main.entry.used is None else t.main.entry.facts.rotary
 

@@ -300,7 +300,8 @@ class Orders:
           percent (`_agreement`).
         """
         weak = self.sequences.credit_of(name) < _LITTLE
-        found = self._against(*pairs[0], targets, sources) if weak else None
+        alone = weak and not self._corroborated(*pairs[0], targets, sources)
+        found = self._against(*pairs[0], targets, sources) if alone else None
         if found is None and len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return found
@@ -444,10 +445,13 @@ class Orders:
 
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
         """Return the question about T and S, a pair that the order NAME made of the cell of TARGETS and SOURCES; None
-        if there is none. It is ORDERS_DIFFER_ELSEWHERE if nothing corroborates the pair (`_corroborated`), and certain
-        pairs nearby keep NAME to less than 75 percent (`_agreement`); else the result of `_against`.
+        if there is none, as where names or numbers corroborate the pair (`_corroborated`). It is
+        ORDERS_DIFFER_ELSEWHERE if certain pairs nearby keep NAME to less than 75 percent (`_agreement`); else the
+        result of `_against`.
         """
-        if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
+        if self._corroborated(t, s, targets, sources):
+            return None
+        if self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
@@ -456,17 +460,16 @@ class Orders:
         order agrees on both sides to less than 60 percent (`Sequences.best_credit`); else ORDER_SPEAKS_FOR_ANOTHER if
         an order gives T another rank among TARGETS than S among SOURCES.
 
-        None if neither is so, if names or numbers corroborate the pair (`_corroborated`), if TARGETS and SOURCES are
-        not equally many, or if all TARGETS are batch norms.
+        None if neither is so, if TARGETS and SOURCES are not equally many, or if all TARGETS are batch norms. It is for
+        a pair that nothing corroborates (`_corroborated`).
         """
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
-        if self._corroborated(t, s, targets, sources):
-            return None
         if self.sequences.best_credit() < _LITTLE:
             return ask(Reason.ORDERS_DIFFER)
-        for name, ts, ss in self.sequences.all():
-            own, theirs = _rank(ts, targets).get(id(t)), _rank(ss, sources).get(id(s))
+        for name, *_ in self.sequences.all():
+            in_target, in_source = self._places_in(name)
+            own, theirs = _rank_of(t, targets, in_target), _rank_of(s, sources, in_source)
             if own is not None and theirs is not None and own != theirs:
                 return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, name)
         return None
@@ -544,13 +547,22 @@ def _rank(order: Sequence[Unit], units: Sequence[Unit]) -> dict[int, int]:
     return {id(u): place for place, u in enumerate(u for u in order if id(u) in inside)}
 
 
+def _rank_of(unit: Unit, units: Sequence[Unit], places: Mapping[int, int]) -> int | None:
+    """Return the place of UNIT, from 0, among those of UNITS that are in an order. PLACES has `id` of a unit -> its
+    place in this order. None if UNIT is not in it.
+    """
+    own = places.get(id(unit))
+    return None if own is None else sum(places.get(id(u), own) < own for u in units)
+
+
 def _most_similar(t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
     """Return whether the names of T and S have a similarity above 0, and a higher one than T with any other of SOURCES,
     and S with any other of TARGETS.
     """
-    others = [similarity(t, other) for other in sources if other is not s]
-    others += [similarity(other, s) for other in targets if other is not t]
-    return similarity(t, s) > max(others, default=0.0)
+    own = similarity(t, s)
+    if not own or any(similarity(t, other) >= own for other in sources if other is not s):
+        return False
+    return all(similarity(other, s) < own for other in targets if other is not t)
 
 
 def _in_one_row(targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:

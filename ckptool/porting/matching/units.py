@@ -293,15 +293,16 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | N
     return None
 
 
-def _meaningful(unit: Unit) -> set[str]:
-    """Return the words of UNIT, in the singular, that mean something (no numbers, no words for containers, not
-    "weight", "bias", "proj" or "layer"), and "GROUP:LABEL" for each label of its words.
+@cache
+def _meaningful(words: tuple[str, ...]) -> frozenset[str]:
+    """Return those of the WORDS of a unit, in the singular, that mean something (no numbers, no words for containers,
+    not "weight", "bias", "proj" or "layer"), and "GROUP:LABEL" for each label of the words.
     """
-    said = singular(unit.words)
-    words = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
-    found = {w for w in words if not w.isdecimal()}
+    said = singular(words)
+    own = [w for w in said if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
+    found = {w for w in own if not w.isdecimal()}
     both = labels(said, hard=True) | labels(said, hard=False)
-    return found | {f"{group}:{said}" for group, said in both.items()}
+    return frozenset(found | {f"{group}:{said}" for group, said in both.items()})
 
 
 def similarity(t: Unit, s: Unit) -> float:
@@ -309,11 +310,11 @@ def similarity(t: Unit, s: Unit) -> float:
     all that either has, and 0.05 more if their paths have numbers (also "first"), the same in the same order: 0 to
     1.05. 0 if a name has no such word.
     """
-    a, b = _meaningful(t), _meaningful(s)
+    a, b = _meaningful(t.words), _meaningful(s.words)
     if not a or not b:
         return 0.0
-    score = len(a & b) / len(a | b)
-    return score + (0.05 if t.numbers == s.numbers and t.numbers else 0.0)
+    both = len(a & b)
+    return both / (len(a) + len(b) - both) + (0.05 if t.numbers == s.numbers and t.numbers else 0.0)
 
 
 def of_one_name(t: Unit, s: Unit) -> bool:
@@ -333,7 +334,7 @@ def of_one_name(t: Unit, s: Unit) -> bool:
         return True
     if part_label(t.path) is not None and part_label(t.path) == part_label(s.path):
         return True
-    return similarity(t, s) > SOME and not (_meaningful(t) & _meaningful(s)) <= generic
+    return similarity(t, s) > SOME and not (_meaningful(t.words) & _meaningful(s.words)) <= generic
 
 
 #: What a name says of most layers of a model.

@@ -37,13 +37,15 @@ def _spells(word: str) -> bool:
 
 def _initials(canon: Canon) -> list[_Initials]:
     """Return, for each module of CANON that has matrices or kernels, first letter of a name -> the weights directly in
-    the module whose name begins with it, without words that more than half of them share (`_by_letter`).
+    the module whose name begins with it, without words that more than half of them share (`_by_letter`). Of modules
+    with equal names and sizes, as the blocks of a deep model have, only the first is in the result.
     """
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():
         if p.path and p.role == "weight" and len(p.shape) > 1:
             siblings[p.path[:-1]].append(p)
-    return [_by_letter(pieces) for pieces in siblings.values()]
+    alike = {tuple((p.last, p.shape) for p in pieces): pieces for pieces in reversed(siblings.values())}
+    return [_by_letter(pieces) for pieces in reversed(alike.values())]
 
 
 def _by_letter(pieces: Sequence[Piece]) -> _Initials:
