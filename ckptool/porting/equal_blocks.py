@@ -140,11 +140,13 @@ class _Side:
 
     def equal_from(self, name: str) -> int:
         """Return the index of the first of the equal blocks at the end of the list NAME: all from there on have one
-        content, and follow each other at one distance in every order. 2 for a list of 80 blocks of which the first two
-        differ from the others.
+        content, follow each other at one distance in every order, and take their inputs alike (`_flow_alike`). 2 for a
+        list of 80 blocks of which the first two differ from the others.
 
-        If that is the last block alone, or if these blocks do not take their inputs alike (`_flow_alike`), return the
-        number of blocks of the list: no blocks count as equal.
+        Blocks are not alike in their inputs if what comes before the list goes into them at different places: only
+        from the second block on, all that a decoder takes was computed from the memory of the encoder. If the first
+        two of the blocks with one content are left out, and the others still differ, or if one block is left, return
+        the number of blocks of the list: no blocks count as equal.
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
@@ -155,7 +157,7 @@ class _Side:
             and _steps(*blocks[start - 1 : start + 1]) == steps
         ):
             start -= 1
-        return start if _flow_alike(blocks[start:]) else len(blocks)
+        return next((n for n in range(start, start + 3) if _flow_alike(blocks[n:])), len(blocks))
 
     def shortened(self, kept: MappingOf[int, int]) -> Signature | None:
         """Return the signature of this side with only the first blocks of its long lists that are in no other long list

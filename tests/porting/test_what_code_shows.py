@@ -1303,23 +1303,23 @@ class Block(nn.Module):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
         self.memory_k, self.gate, self.up, self.down = (nn.Linear(8, 8) for _ in range(4))
-        self.half, self.bn = nn.Linear(4, 4), nn.BatchNorm1d(8)
+        self.inner, self.bn = nn.Linear(4, 4), nn.BatchNorm1d(8)
 
     def forward(self, x: Any, memory: Any) -> Any:
         x = x + torch.softmax(self.q(x) @ self.k(x).T, -1) @ self.v(x) + self.memory_k(memory)
         x = self.bn(self.down(F.silu(self.gate(x)) * self.up(x)))
         past, changed = x.chunk(2, -1)
-        return torch.cat([past, self.half(changed)], -1)
+        return torch.cat([past, self.inner(changed)], -1)
 
 
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Linear(8, 8)
+        self.stem, self.memory = nn.Linear(8, 8), nn.Linear(8, 8)
         self.layers = nn.ModuleList(Block() for _ in range(2 * 4 + 2))
 
     def forward(self, x: Any) -> Any:
-        memory = x = self.stem(x)
+        x, memory = self.stem(x), self.memory(x)
         for layer in self.layers:
             x = layer(x, memory)
         return x
@@ -1330,7 +1330,7 @@ def test_what_a_forward_pass_shows_of_equal_blocks_is_equal(monkeypatch: pytest.
     of them would be matched.
     """
     monkeypatch.setattr(equal_blocks, "_MATCHED", 4)
-    target = signature_of(Deep(), inputs=[torch.zeros(4, 8)])
+    target = signature_of(Deep(), inputs=(torch.zeros(4, 8),))
     assert target.traced
     source = signature({key.replace("layers.", "h."): entry.shape for key, entry in target.entries.items()})
     assert equal_blocks.shortened(source, target) is not None
