@@ -1307,9 +1307,8 @@ class Block(nn.Module):
 
     def forward(self, x: Any, memory: Any) -> Any:
         x = x + torch.softmax(self.q(x) @ self.k(x).T, -1) @ self.v(x) + self.memory_k(memory)
-        x = self.bn(self.down(F.silu(self.gate(x)) * self.up(x)))
-        past, changed = x.chunk(2, -1)
-        return torch.cat([past, self.inner(changed)], -1)
+        past, changed = (F.silu(self.gate(x)) * self.up(x)).chunk(2, -1)
+        return self.bn(self.down(torch.cat([past, self.inner(changed)], -1)))
 
 
 class Deep(nn.Module):
