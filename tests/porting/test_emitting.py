@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,10 @@ def test_layers_become_loops_whose_length_is_the_only_difference() -> None:
     ],
 )
 def test_numbers_of_layers_are_counted_as_a_person_would(pairs: list[tuple[str, str]], line: str) -> None:
-    text = python_of(mapping(*pairs))
-    assert line in text
     found = mapping(*pairs)
+    found = replace(found, source_shapes=dict.fromkeys(found.source_shapes, (24,)))
+    text = python_of(found)
+    assert line in text
     keys = dict.fromkeys(key for entry in found.entries for key in entry.sources)
     state = {key: torch.arange(float(at), at + 24) for at, key in enumerate(keys)}
     wanted = {e.target: ex.lazy(e.expr, from_torch(state)) for e in found.entries if e.expr is not None}
@@ -169,9 +171,24 @@ def test_what_is_not_certain_is_a_comment() -> None:
 
 
 def test_parts_of_a_tensor_do_not_drag_the_whole_along() -> None:
-    made = run(python_of(mapping(("a", "slice(x, 0, 0, 1)"), ("b", "transpose(x)"))), {"x": torch.ones(4, 2)})
+    found = replace(mapping(("a", "slice(x, 0, 0, 1)"), ("b", "transpose(x)")), source_shapes={"x": (4, 2)})
+    made = run(python_of(found), {"x": torch.ones(4, 2)})
     assert made["a"].untyped_storage().nbytes() == 8
     assert made["b"].is_contiguous()
+
+
+def test_tensors_of_a_larger_model_are_refused_if_they_are_cut_or_rearranged() -> None:
+    """Rows 0 to 4 of twice as many are half of the queries, whose sizes say nothing of that."""
+    pairs = [
+        (f"h.{n}.{part}", f"slice(l.{n}.qkv, 0, {at}, {at + 2})") for n in range(2) for at, part in ((0, "q"), (2, "k"))
+    ]
+    found = mapping(*pairs, ("out", "transpose(proj)"))
+    found = replace(found, source_shapes={"l.0.qkv": (4, 2), "l.1.qkv": (8, 2), "proj": (2, 2)})
+    text = python_of(found)
+    state = {"l.0.qkv": torch.ones(4, 2), "l.1.qkv": torch.ones(8, 2), "proj": torch.ones(6, 6)}
+    assert run(text, state)["h.1.q"].shape == (2, 2)
+    with pytest.raises(ValueError, match=r"l.1.qkv is \(16, 4\), and this code is for \(4, 2\) or \(8, 2\)"):
+        run(text, state | {"l.1.qkv": torch.ones(16, 4)})
 
 
 NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n/"), min_size=1, max_size=8)

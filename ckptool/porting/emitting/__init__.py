@@ -1,7 +1,8 @@
 """Write a port as Python that needs only torch: one function `convert`, without ckptool.
 
 The code does the same as `Mapping.apply`, but raises an error for tensors of the checkpoint that are in no step and not
-left behind. Its steps are in the order of the model, except that a loop is at the place of its first layer.
+left behind, and for other sizes of what it takes apart or rearranges. Its steps are in the order of the model, except
+that a loop is at the place of its first layer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ from .loops import Loop, Numbers, Step, Template, are_keys_of, loops_of, steps_o
 
 #: Operations whose result is new memory; others give views.
 _NEW_MEMORY = frozenset({"cat", "stack", "zeros"})
+#: Operations that do the same for tensors of any sizes. Others have numbers that belong to the sizes of this port.
+_OF_ANY_SIZE = frozenset(
+    """
+    transpose permute cat stack add mul shift flip nonzero norm weight_norm spectral_norm lora lora_alpha fold_weight
+    fold_bias
+    """.split()
+)
 
 
 def python_of(mapping: Mapping, command: str = "") -> str:
@@ -89,6 +97,15 @@ _MOVE = '''
         for name in names:
             out[new + name] = take(old + name)
 '''
+_CHECK_SIZES = '''
+def check_sizes(state_dict: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of a larger or smaller model, which would be cut in wrong places."""
+    for key, x in state_dict.items():
+        known = SIZES.get(re.sub(r"\\b\\d+\\b", "*", key))
+        if known and tuple(x.shape) not in known:
+            sizes = " or ".join(map(str, known))
+            raise ValueError(f"{key} is {tuple(x.shape)}, and this code is for {sizes}")
+'''
 _FLAT = """
     # tensors of dicts in it are known as NAME/KEY
     state_dict = dict(flat(state_dict))
@@ -112,6 +129,8 @@ class _Module:
         command: the command that made it, "" if the text names none.
         exprs: the expressions of the mapping.
         like: a key that the mapping reads, of whose type zeros are made; "" if it reads none.
+        sizes: key with "*" for its numbers -> the sizes of the tensors of the source with such a key that the mapping
+            takes apart or rearranges.
         body: the lines that make the tensors, inside of `convert`.
     """
 
@@ -119,6 +138,7 @@ class _Module:
         self.mapping, self.command = mapping, command
         self.exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
         self.like = next((key for x in self.exprs for key in x.keys()), "")  # noqa: SIM118 - a method of ours
+        self.sizes = _sizes(mapping)
         self.body = [line for loop in loops_of(steps_of(mapping.entries)) for line in self._loop(loop)]
 
     def text(self) -> str:
@@ -130,26 +150,33 @@ class _Module:
         views = any(not x.is_copy and x.op not in _NEW_MEMORY for x in self.exprs)
         nested = any("/" in key for x in self.exprs for key in x.keys())  # noqa: SIM118
         computes = any("@in_float32" in one for one in code)
-        below = [_FLAT_HELPER] * nested + [_OWN] * views + [IN_FLOAT32] * computes + [f"\n{one}" for one in code]
+        below = (
+            [_FLAT_HELPER] * nested
+            + [_CHECK_SIZES] * bool(self.sizes)
+            + [_OWN] * views
+            + [IN_FLOAT32] * computes
+            + [f"\n{one}" for one in code]
+        )
         converting = list(self._convert(nested, views))
         lines = [*self._docstring(), "from __future__ import annotations", "", *self._standard(nested, computes)]
         if any("torch." in one for one in (*below, *converting) if not one.lstrip().startswith("#")):
             lines.append("import torch")
         if any("F." in one for one in code):
             lines.append("import torch.nn.functional as F")
-        lines += ["from torch import Tensor", *self._left_behind(), "", *converting]
+        lines += ["from torch import Tensor", *self._left_behind(), *self._known_sizes(), "", *converting]
         return "\n".join(lines) + "\n" + "".join(f"\n{one}" for one in below)
 
     def _standard(self, nested: bool, computes: bool) -> list[str]:
         """Return the lines that import from Python's library, with an empty line behind them; [] if there are none.
         `functools` and `Callable` are for a module that computes in float32 (COMPUTES, `IN_FLOAT32`), `Iterator` for
-        one that flattens dicts (NESTED, `_FLAT_HELPER`), `Any` for both, and `re` is for `LEFT_BEHIND`, if the mapping
-        has unused keys.
+        one that flattens dicts (NESTED, `_FLAT_HELPER`), `Any` for both, `Mapping` for one that checks sizes, and `re`
+        for that and for `LEFT_BEHIND`, if the mapping has unused keys.
         """
-        lines = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
-        if computes or nested:
-            abstract = ["Callable"] * computes + ["Iterator"] * nested
-            lines += [f"from collections.abc import {', '.join(abstract)}", "from typing import Any"]
+        sized = bool(self.sizes)
+        lines = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused or sized)
+        abstract = ["Callable"] * computes + ["Iterator"] * nested + ["Mapping"] * sized
+        lines += [f"from collections.abc import {', '.join(abstract)}"] * bool(abstract)
+        lines += ["from typing import Any"] * (computes or nested)
         return [*lines, ""] if lines else []
 
     def _calls(self, name: str) -> bool:
@@ -206,6 +233,17 @@ class _Module:
         yield "    )"
         yield ")"
 
+    def _known_sizes(self) -> Iterator[str]:
+        """Yield the lines that set `SIZES`, the sizes of what is taken apart or rearranged. No lines if nothing is."""
+        if not self.sizes:
+            return
+        yield ""
+        yield "#: Sizes of the tensors that are taken apart or rearranged here; * is any number."
+        yield "SIZES = {"
+        for key, sizes in self.sizes.items():
+            yield from laid_out(f"{_quoted(key)}: {sizes},", 4)
+        yield "}"
+
     def _convert(self, nested: bool, views: bool) -> Iterator[str]:
         """Yield the lines of the function `convert`: its docstring, its inner functions `take` and (if the body copies
         several tensors at once) `move`, the body, and a check that raises ValueError for keys of the checkpoint that
@@ -226,10 +264,14 @@ class _Module:
             yield ""
         yield "    Raises:"
         yield "        KeyError: a tensor is not there."
-        yield "        ValueError: there are tensors that nothing is known of."
+        yield "        ValueError: there are tensors that nothing is known of" + (
+            ", or of other sizes." if self.sizes else "."
+        )
         yield '    """'
         if nested:
             yield from _FLAT.strip("\n").split("\n")
+        if self.sizes:
+            yield "    check_sizes(state_dict)"
         yield "    out: dict[str, Tensor] = {}"
         yield "    used: set[str] = set()"
         yield from _TAKE.rstrip("\n").split("\n")
@@ -373,6 +415,25 @@ class _Module:
         else:
             listed = ", ".join(_quoted(name) for name in step.names)
             yield from laid_out(f"move({own}, {theirs}, {listed})", indent)
+
+
+def _sizes(mapping: Mapping) -> dict[str, list[tuple[int, ...]]]:
+    """Return key with "*" for its numbers -> all sizes that tensors of the source with such a key have. Left out are
+    keys of which no tensor is changed by an operation with numbers that belong to its sizes.
+    """
+    exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
+    read = (key for x in exprs if not _OF_ANY_SIZE.issuperset(x.operations()) for key in x.keys())  # noqa: SIM118
+    found: dict[str, list[tuple[int, ...]]] = {_starred(key): [] for key in read}
+    for key, shape in mapping.source_shapes.items():
+        sizes = found.get(_starred(key))
+        if sizes is not None and tuple(shape) not in sizes:
+            sizes.append(tuple(shape))
+    return found
+
+
+def _starred(key: str) -> str:
+    """Return KEY with "*" for each of its numbers, as `check_sizes` of the code does."""
+    return re.sub(r"\b\d+\b", "*", key)
 
 
 #: Modules with other names, but tensors of the same ones, from which on they are listed in a table.
