@@ -217,7 +217,7 @@ class _Instance:
         except (SyntaxError, RecursionError, MemoryError, ValueError):
             raise Malformed(f"{printable(text)!r} is not a sum of numbers", where=self.family.name) from None
         if abs(found) > _LARGEST:
-            raise Malformed(f"{printable(text)!r} gives {found:.3g}", where=self.family.name)
+            raise Malformed(f"{printable(text)!r} gives a number beyond 2**40", where=self.family.name)
         return found
 
     def _value(self, node: ast.expr, letters: Mapping[str, int], name: str) -> int:

@@ -189,6 +189,8 @@ UNFIT = {
     "add(v, a)": "cannot be added to",
     "spectral_norm(a, v, v)": "not the vectors of",
     "fold_weight(image, v, v, 0.1)": "does not have the rows",
+    "fold_weight(v, v, v, -0.1)": "the eps -0.1 is negative",
+    "fold_bias(image, v, v, v, v, 0.1)": "is not a bias",
     "repeat(a, 0, 0)": "cannot be repeated 0 times",
     "resize(a, 0, 4, 3, 0, 2)": "is not a grid",
     "rotary(a, 0, half)": "no 0 heads",

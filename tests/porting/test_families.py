@@ -184,6 +184,7 @@ def test_tensors_that_the_family_does_not_know_may_be_left_behind() -> None:
         ("numbers:\n  n: 0..3\nmapping:\n  a.{n}: slice(x.{n}, 0)\n", "line 5: a.{n}: slice()"),
         ("numbers:\n  n: 0..3\nmapping:\n  a.{m}: x.{m}\n", "names the number 'm', which it does not define"),
         ("numbers:\n  n: 0..3\nmapping:\n  a.{n +}: x.{n}\n", "{n +} is not a sum of numbers"),
+        (f"numbers:\n  m: {'9' * 400}\n  n: 0..m\nmapping:\n  a.{{n}}: x.{{n}}\n", "gives a number beyond 2**40"),
         ("numbers:\n  n: 0..open('x')\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..9**9**9\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..m\n  m: m + 1\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),

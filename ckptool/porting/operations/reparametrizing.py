@@ -200,12 +200,13 @@ class _Folded(Calculation):
     params = REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of the weight or bias, the first of SHAPES. Raise RuleError if it has no dimensions, or if
-        one of the other tensors is not a vector with one element for each of its rows.
+        """Return the sizes of the weight or bias, the first of SHAPES. Raise RuleError if it has no dimensions, if one
+        of the other tensors is not a vector with one element for each of its rows, or if the eps in PARAMS is negative.
         """
         w, *rows = shapes
         fits = bool(w) and all(s == w[:1] for s in rows)
         need(fits, f"{list(w)} does not have the rows of a batch norm")
+        need(float(params[0]) >= 0, f"the eps {params[0]} is negative")
         return w
 
 
@@ -250,6 +251,11 @@ def fold_bias(
     return (b - mean) * gamma / (var + eps).sqrt() + beta
 '''
     takes = 5
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Return the sizes of the bias. Raise RuleError as for a weight, or if the bias is no vector."""
+        need(len(shapes[0]) == 1, f"{list(shapes[0])} is not a bias")
+        return super().shape(shapes, params)
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Return (b - mean) * gamma / sqrt(var + eps) + beta for ARRAYS (b, gamma, beta, mean, var) and the
