@@ -152,8 +152,10 @@ def transfer(source: str, model: str | None, **options: Any) -> int:
     if options["explain"]:
         _explain(replace(mapping, source=source), options)
         return 0
-    _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
     refusal = _refusal(mapping, source, options)
+    if mapping.proof is not None and not mapping.proof.get("equal"):
+        options["emit"] = None  # code that makes wrong weights looks like any other
+    _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
     plan = None
     if refusal is None and not options["dry_run"]:
         with contextlib.redirect_stdout(sys.stderr):
@@ -323,7 +325,7 @@ def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful
     guesses, gaps = (list(options[name]) or None for name in ("accept_guesses", "partial"))
     try:
         unproved = command_as_typed(without=("--prove", "--reference"))
-        to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping"))
+        to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping", "-n", "--dry-run"))
         require_proof(mapping, unproved, f"{to_look} -n --save-mapping {beside(source, 'mapping', '.yaml')}")
         require_accepted(mapping, guesses, gaps, command_as_typed(without=("--html",)))  # the page is there now
     except Doubtful as doubt:

@@ -154,7 +154,7 @@ def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None
             continue
         name, equals, _ = word.partition("=")
         if name in without:
-            dropped = not equals and name not in ("--prove", "--patch")
+            dropped = not equals and name not in ("--prove", "--patch", "-n", "--dry-run")
             continue
         words.append((swapped or {}).get(word, word))
     if "--" in words:  # what is added is to be an option again

@@ -26,11 +26,12 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
     proof = mapping.proof
     if proof is None or proof.get("equal"):
         return
+    nothing = _not_written(unproved)
     if proof.get("compared", True):
-        evidence = ["nothing was written; this writes the mapping, which you can correct, and no weights:"]
+        evidence = [f"{nothing}; this writes the mapping, which you can correct, and no weights:"]
     else:
         by_hand = "--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"
-        evidence = [by_hand, "nothing was written; this writes the weights without a proof:"]
+        evidence = [by_hand, f"{nothing}; this writes the weights without a proof:"]
     hint = to_look if proof.get("compared", True) else unproved
     raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=hint)
 
@@ -69,11 +70,17 @@ def require_accepted(
         evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
     evidence += _ways_to_settle(mapping, guessed, command)
     raise Doubtful(
-        f"{what}; nothing was written" if command else f"{what}; nothing was loaded",
+        f"{what}; {_not_written(command)}" if command else f"{what}; nothing was loaded",
         where=mapping.target,
         evidence=evidence,
         hint=accepting_command(mapping, guessed, unmapped, command),
     )
+
+
+def _not_written(command: str) -> str:
+    """Say that nothing was written, or, if COMMAND asks for a mapping file, a page or code, that no weights were."""
+    beside = any(option in command for option in ("--save-mapping", "--html", "--emit"))
+    return "no weights were written" if beside else "nothing was written"
 
 
 def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:

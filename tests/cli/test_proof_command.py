@@ -54,6 +54,16 @@ def test_an_eps_that_differs_fails_the_proof_is_named_and_nothing_is_written(
     assert not (both / "out.pth").exists()
 
 
+def test_a_port_whose_proof_failed_becomes_no_code_and_its_mapping_is_not_called_nothing(both: Path, run: Run) -> None:
+    ran = run(*PROVE, "-n", "--kwargs", "eps=1e-3", "--emit", "port.py", "--save-mapping", "m.yaml")
+    assert ran.code == 1
+    assert (both / "m.yaml").exists()
+    assert not (both / "port.py").exists()
+    assert "no weights were written" in ran.err
+    assert "nothing was written" not in ran.err
+    assert ran.err.splitlines()[-1].split().count("-n") == 1
+
+
 def test_what_was_measured_and_its_bound_are_told(both: Path, run: Run) -> None:
     ran = run(*PROVE, "--json")
     proof = json.loads(ran.out)["proof"]
