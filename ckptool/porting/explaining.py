@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import NotFound, counted, printable
 from ..keys import closest
+from .expression import OPERATIONS, Expr
 from .mapping import Entry, Mapping
 from .matching.evidence import Told
 from .tables import rule
@@ -40,14 +41,16 @@ def explained(mapping: Mapping, key: str, width: int = 100) -> str:
 
 
 def rows_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return how ENTRY was matched as rows (label, text), each row once, for the web page. For each part of its
-    expression there are the steps ("in the file", "in the model"), the rules that told it from its look-alikes ("told
-    apart"), and the rule that supports a pair made by its shape ("supported"); at the end, its answered questions
-    ("answered"). Open questions are left out. [] if there are none of these.
+    """Return how ENTRY was matched as rows (label, text), each row once, for the web page: the operations of its
+    expression ("operation"); for each part of it, the steps ("in the file", "in the model"), the rules that told it
+    from its look-alikes ("told apart"), and the rule that supports a pair made by its shape ("supported"); at the end,
+    its answered questions ("answered"). Open questions are left out. [] if there are none of these.
     """
     rows: list[tuple[str, str]] = []
+    rows += [("operation", text) for text in _operations(entry.expr)]
     for part in entry.way:
-        for label, steps in (("in the file", part.source_steps), ("in the model", part.target_steps)):
+        of_file = part.source_steps if _reads_the_file(entry.expr) else ()
+        for label, steps in (("in the file", of_file), ("in the model", part.target_steps)):
             rows += [(label, _says(name)) for name in steps]
         rows += [("told apart", _told(one)) for one in part.told]
         rows += [("supported", _says(part.support))] if part.support else []
@@ -60,6 +63,8 @@ def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
     yield f"{printable(entry.target, 200)} ({sizes}) of {printable(mapping.target, 60) or 'the model'}"
     if entry.expr is not None:
         yield from _indented(f"is made of {printable(str(entry.expr), 400)}", width)
+        for text in _operations(entry.expr):
+            yield from _item(text, width)
     elif entry.default:
         yield "  needs no source"
     else:
@@ -69,7 +74,7 @@ def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
         if several:
             yield ""
             yield f"  part {printable(part.target, 100)} <- {printable(part.source, 100)}"
-        yield from _steps("in the file", part.source_steps, width)
+        yield from _steps("in the file", part.source_steps if _reads_the_file(entry.expr) else (), width)
         yield from _steps("in the model", part.target_steps, width)
         if part.told:
             yield "  what told it from its look-alikes:"
@@ -82,6 +87,17 @@ def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
     yield from _alike(mapping, entry, width)
     yield "  what decided:"
     yield from _item(_decision(entry), width)
+
+
+def _operations(expr: Expr | None) -> list[str]:
+    """Return what each operation of EXPR does, once; [] for a copy and for none."""
+    found = [] if expr is None or expr.is_copy else dict.fromkeys(expr.operations())
+    return [f"{OPERATIONS[name].usage}: {OPERATIONS[name].summary}" for name in found]
+
+
+def _reads_the_file(expr: Expr | None) -> bool:
+    """Return whether a tensor of the file is in EXPR. Zeros, for one, were never in any form that the file has."""
+    return expr is not None and bool(list(expr.keys()))
 
 
 def _of_source(mapping: Mapping, key: str, width: int) -> Iterator[str]:

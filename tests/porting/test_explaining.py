@@ -42,6 +42,18 @@ def test_what_told_a_layer_from_the_tensor_that_it_got_by_an_exchange_is_not_tol
     assert "So it is not" not in text
 
 
+def test_operations_say_what_they_do_and_what_the_file_does_not_hold_has_no_step() -> None:
+    lstm = {"lstm.kernel": (3, 16), "lstm.recurrent_kernel": (4, 16), "lstm.bias": (16,)}
+    own = {"l.weight_ih_l0": (16, 3), "l.weight_hh_l0": (16, 4), "l.bias_ih_l0": (16,), "l.bias_hh_l0": (16,)}
+    mapping = port(signature(lstm), wanted(own))
+    text = explained(mapping, "l.weight_ih_l0")
+    assert "transpose(x): x with its last two dimensions swapped" in text
+    assert "in the file:" in text
+    zeros = explained(mapping, "l.bias_hh_l0")
+    assert "is made of zeros(16)" in zeros
+    assert "in the file:" not in zeros
+
+
 def test_a_guess_says_what_is_asked_and_with_which_options() -> None:
     towers = {key.replace("left", "a").replace("right", "b"): shape for key, shape in TOWERS.items()}
     mapping = port(signature(TOWERS, ordered=False), wanted(towers))
@@ -91,7 +103,7 @@ def test_ways_make_no_two_mappings_different() -> None:
 def test_the_page_shows_the_way_of_a_key() -> None:
     mapping = port(signature(FUSED), wanted(APART))
     labels = [label for label, _ in rows_of(mapping["layers.0.attn.k_proj.weight"])]
-    assert labels[0] == "in the file"
+    assert labels[0] == "operation"
     assert "told apart" in labels
 
 
