@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -243,12 +244,15 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     width = 10**6 if everything else width - 4
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     keys, of_tensors = tensors
+    slashed = any("/" in key for key in keys) and not any("." in key for key in keys)  # as JAX and TensorFlow have it
+    keys = [_SLASH.sub(".", key) for key in keys] if slashed else keys
     shapes = {kind: _shape(kind, usual, everything) for kind in set(of_tensors)}  # the same of kinds that look alike
     each = {(shape, kind.bytes) for kind, shape in shapes.items()}
     told = dict(each) if len(each) == len(set(shapes.values())) else {}  # bytes by shape, if those tell; else by key
     by_key = {} if told else dict(zip(keys, map(attrgetter("bytes"), of_tensors), strict=True))
     for group in collapse_modules(keys, list(map(shapes.__getitem__, of_tensors))):
-        name = printable(group.pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
+        pattern = _DOT.sub("/", group.pattern) if slashed else group.pattern
+        name = printable(pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
         one = sum(told[shape] for _, shape in group.leaves) if told else 0
         size = group.count * one if told else sum(map(by_key.__getitem__, group.keys))
         texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in group.leaves]
@@ -256,6 +260,10 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     rows = _sorted(folded, sort)
     room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))
     return [(name, size, _fitting(texts, room)) for name, size, texts in rows]
+
+
+#: A slash between components, the second of two, and a dot that took its place: none of a range of numbers (`{0..3}`).
+_SLASH, _DOT = re.compile(r"/(?!/)"), re.compile(r"(?<!\.)\.(?!\.)")
 
 
 def _shape(t: Kind, usual: Sequence[str], everything: bool) -> str:

@@ -162,6 +162,17 @@ def test_layers_that_look_alike_are_one_line_though_they_are_stored_in_other_way
     ]
 
 
+@pytest.mark.parametrize("slashes", ["/", "//"])
+def test_modules_of_names_with_slashes_have_lines_of_their_own(tmp_path, slashes):
+    """JAX code writes them into .npz files; AlphaFold's has two slashes before the name of a parameter."""
+    shapes = {f"Net/layers/{n}/attention{slashes}{leaf}": (2, 2) for n in range(3) for leaf in ("w", "b")}
+    np.savez(tmp_path / "x.npz", **{key: np.ones(shape, "float32") for key, shape in shapes.items()})
+    assert list(ckptool.open(tmp_path / "x.npz").state_dict().keys()) == list(shapes)
+    row = " ".join(inspect_text(inspect(tmp_path / "x.npz")).split("Net/layers/")[1].split()[:9])
+    name = f"{{0..2}}/attention{slashes[1:]}"
+    assert row == f"{name} x3 96 bytes w [2, 2] b [2,"
+
+
 def test_a_line_of_layers_has_the_bytes_of_each_of_them(tmp_path):
     torch = pytest.importorskip("torch")
     state = {f"layers.{n}.w": torch.diag((torch.arange(5) > n).float()).to_sparse() for n in range(3)}

@@ -129,15 +129,16 @@ def widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
 def name_fault(name: str) -> str | None:
     """Why no record may have this full name, or None.
 
-    We never extract, but others do. A top folder "." leads nowhere, and torch makes one for a file `..pt`.
+    We never extract, but others do. A top folder "." leads nowhere, and torch makes one for a file `..pt`. An empty
+    component in the middle leads nowhere either, and names of AlphaFold's parameters have one (`attention//query_w`).
     """
     if "\0" in name or "\\" in name:
         return "is not text, or holds a NUL or a backslash"
     parts = name.split("/")
     if not parts[-1] and len(parts) > 1:
         parts.pop()  # a folder
-    if "" in parts or ".." in parts or "." in parts[1:]:
-        return "is empty, absolute, or has an empty, '.' or '..' component"
+    if not parts[0] or not parts[-1] or ".." in parts or "." in parts[1:]:
+        return "is empty, absolute, ends with '//', or has a '.' or '..' component"
     return None
 
 
@@ -172,12 +173,13 @@ def common_top(file: File | Window, names: list[str]) -> str:
 
 def refuse_doubles(file: File | Window, names: list[str]) -> None:
     """Refuse an archive with two records of one name."""
-    # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
-    if len(set(map(str.casefold, names))) == len(names):
+    # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last. A folder holds
+    # a//b and a/b in one place.
+    if len({name.casefold().replace("//", "/") for name in names}) == len(names):
         return
     seen: dict[str, str] = {}
     for name in names:
-        folded = name.casefold()
+        folded = name.casefold().replace("//", "/")
         if folded in seen:
             both = f"{printable(seen[folded])} and {printable(name)}"
             raise bad(file, "two records have the same name, and readers disagree on which counts", both)
