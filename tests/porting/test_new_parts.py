@@ -105,3 +105,39 @@ def test_a_tower_that_is_there_as_a_whole_is_taken_though_one_of_its_layers_is_r
     target = tower("vision", 7) | tower("language", 20, {"fc": "up"})
     mapping = port(signature(file), wanted(target, used=target))
     assert Reason.RENAMED_PART not in {question.reason for entry in mapping.entries for question in entry.questions}
+
+
+class Trunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(10, 8)
+        names = ("query", "key", "value", "dense")
+        self.layer = nn.ModuleList(nn.ModuleDict({name: nn.Linear(8, 8) for name in names}) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        x = self.embed(x)
+        for layer in self.layer:
+            scores = torch.softmax(layer["query"](x) @ layer["key"](x).T, -1)
+            x = x + layer["dense"](scores @ layer["value"](x))
+        return x
+
+
+class Discriminator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.electra = Trunk()
+        self.discriminator_predictions = nn.ModuleDict({"dense": nn.Linear(8, 8), "dense_prediction": nn.Linear(8, 1)})
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.pre_classifier, self.out = Trunk(), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(torch.relu(self.pre_classifier(self.backbone(x))))
+
+
+def test_both_layers_of_a_new_head_of_equal_sizes_are_guesses() -> None:
+    """The layer before the last is not on the way to a certain layer, since the last is as new as itself."""
+    assert guessed(Discriminator(), Classifier()) == {"pre_classifier", "out"}

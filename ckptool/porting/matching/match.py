@@ -480,8 +480,8 @@ class Matcher:
         - The two names have words that exclude each other (`_excluding_words`).
         - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
           source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
-          (`Orders.between`) and comes before both units of a certain pair. Nor for a source that is joined from
-          several tensors, or that has the name of a tensor tied to the target.
+          (`Orders.between`) and comes before both units of a certain pair whose names do not differ so. Nor for a
+          source that is joined from several tensors, or that has the name of a tensor tied to the target.
         - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
           names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
@@ -492,8 +492,11 @@ class Matcher:
             for t, s in pairs:
                 if s.path[: len(part)] == part:
                     t.ask(ask(Reason.RENAMED_PART, ".".join(kept), ".".join(part), ".".join(kept)))
-        for t, s in self._strangers_among_namesakes(pairs):
-            on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
+        strangers = self._strangers_among_namesakes(pairs)
+        new = {id(t) for t, _ in strangers}
+        certain = [(a, b) for a, b in pairs if not a.doubts and id(a) not in new]
+        for t, s in strangers:
+            on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in certain)
             joined = len(s.main.expr.keys()) > 1  # several tensors have the size of one by no accident
             called_so = any(_ends_alike(key, s.main.entry.key) for key in self._other_keys[t.main.entry.key])
             in_place = whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)
