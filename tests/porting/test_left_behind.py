@@ -86,6 +86,22 @@ def test_batch_norms_behind_all_layers_of_a_module_are_folded_in_the_order_of_bo
     assert found(mapping, "mlp.6.weight").status == "mapped"
 
 
+def test_a_norm_that_the_file_has_twice_is_not_folded_into_the_layer_before_it() -> None:
+    """RAFT's `norm3` is the norm in `downsample`, too."""
+    names = ("conv", "downsample.0", "downsample.1", "norm3")
+    source: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        conv = name in names[:2]
+        source |= {f"block.{name}.{leaf}": (4, 4, 1, 1) if conv and leaf == "weight" else (4,) for leaf in LEAVES}
+        source |= {} if conv else {f"block.{name}.{leaf}": (4,) for leaf in STATISTICS}
+    read = signature(source)
+    behind = Facts(behind=BehindLayer("block.downsample.0.weight", 1e-5))
+    entries = {key: replace(e, facts=behind) if "running_mean" in key else e for key, e in read.entries.items()}
+    target = {key: shape for key, shape in source.items() if "norm3" not in key}
+    mapping = port(Signature("", entries), wanted(target, used=target))
+    assert {str(entry.expr) for entry in mapping.entries} == target.keys()
+
+
 def test_norms_are_not_folded_by_order_if_one_of_their_module_has_a_partner() -> None:
     source = {f"stn.{name}.weight": (4, 4) for name in ("fc1", "fc2")} | {"stn.fc2.bias": (4,), "stn.fc1.bias": (4,)}
     source |= {f"stn.{name}.{leaf}": (4,) for name in ("bn1", "spare") for leaf in (*LEAVES, *STATISTICS)}

@@ -148,12 +148,22 @@ class _Layers:
         self._place = {id(u): at for at, u in enumerate(self._in_file)}
         self._of_weight = {u.pieces["weight"].entry.key: u for u in self._in_file if "weight" in u.pieces}
         self._by_order = self._in_order(free)
+        paired = [unit for pair in filling.matching.pairs for unit in pair if "running_mean" in unit.pieces]
+        shown = (unit.pieces["running_mean"].entry.facts.behind for unit in paired)
+        self._normed = {behind.weight for behind in shown if behind is not None}
+
+    def has_norm(self, layer: Unit) -> bool:
+        """Return whether the code of the side of LAYER shows a batch norm with a partner right behind it."""
+        return layer.pieces["weight"].entry.key in self._normed
 
     def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
-        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it."""
+        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it; only
+        the one that the code shows, if it shows one.
+        """
         behind = norm.pieces["running_mean"].entry.facts.behind
         if behind is not None and behind.weight in self._of_weight:
             yield self._of_weight[behind.weight], Reason.FOLDED_NORM
+            return
         if self._place[id(norm)]:
             yield self._in_file[self._place[id(norm)] - 1], Reason.FOLDED_NORM
         if id(norm) in self._by_order:
@@ -191,15 +201,18 @@ def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
     """Return the batch norm NORM with the layer before it: the first of LAYERS that fits it. The eps is known only if
     the source's code shows NORM right behind this layer.
 
-    A layer fits if it has a partner in the model, both have a weight, and the weight has two or more dimensions and as
-    many outputs as NORM has numbers. Outputs are the second dimension of a transposed convolution, and the first of
-    another convolution, as the model's code calls it, and of a matrix. If the code calls no convolution, they are the
-    first dimension of other weights, too, or the second if the first does not have this size.
+    A layer fits if it has a partner in the model, both have a weight, no code shows a norm with a partner behind it,
+    and the weight has two or more dimensions and as many outputs as NORM has numbers. Outputs are the second dimension
+    of a transposed convolution, and the first of another convolution, as the model's code calls it, and of a matrix. If
+    the code calls no convolution, they are the first dimension of other weights, too, or the second if the first does
+    not have this size.
     """
     mean = norm.pieces["running_mean"]
     for before, reason in layers.before(norm) if len(mean.shape) == 1 else ():
         t = layers.partner.get(id(before))
         if t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+            continue
+        if layers.has_norm(t) or layers.has_norm(before):  # this norm is the same once more
             continue
         weight = before.pieces["weight"]
         how = t.pieces["weight"].entry.how
