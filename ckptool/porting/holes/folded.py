@@ -157,8 +157,8 @@ class _Layers:
         return layer.pieces["weight"].entry.key in self._normed
 
     def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
-        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it; only
-        the one that the code shows, if it shows one.
+        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it. If
+        the code shows the layer, only that one.
         """
         behind = norm.pieces["running_mean"].entry.facts.behind
         if behind is not None and behind.weight in self._of_weight:
