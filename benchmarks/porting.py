@@ -99,7 +99,8 @@ def port(
     from ckptool.model_code.inputs import InputSpec
     from ckptool.porting.applying import apply
 
-    arguments: dict[str, Any] = {"source_model": str(folder / "source_model.py")} if with_code else {}
+    code = folder / "source_model.py"  # a file of another framework may come without
+    arguments: dict[str, Any] = {"source_model": str(code)} if with_code and code.exists() else {}
     source = folder / meta["source_file"]
     remark = ""
 

@@ -511,6 +511,26 @@ def test_biases_of_queries_and_values_belong_to_projections_that_stand_apart(key
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted_values), rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [WIDTH, 2 * WIDTH])
+def test_one_layer_for_queries_and_keys_is_each_of_them_or_has_each_in_a_half(rows: int) -> None:
+    """The cross-attention of LightGlue has the same projection for both."""
+    source = {f"l.{n}.cross.to_qk.weight": RANDOM.standard_normal((rows, WIDTH)) for n in range(2)}
+    source |= {f"l.{n}.cross.to_qk.bias": RANDOM.standard_normal(rows) for n in range(2)}
+    source |= {f"l.{n}.cross.to_v.weight": RANDOM.standard_normal((WIDTH, WIDTH)) for n in range(2)}
+    target: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        target |= {f"h.{n}.attn.{part}_proj.weight": (WIDTH, WIDTH) for part in "qkv"}
+        target |= {f"h.{n}.attn.{part}_proj.bias": (WIDTH,) for part in "qk"}
+    made = worked_out({key: value.astype(np.float32) for key, value in source.items()}, target)
+    for at, part in enumerate("qk"):
+        for leaf in ("weight", "bias"):
+            one = made[f"h.1.attn.{part}_proj.{leaf}"]
+            start = at * WIDTH if rows > WIDTH else 0
+            whole = source[f"l.1.cross.to_qk.{leaf}"].astype(np.float32)
+            np.testing.assert_array_equal(one.values, whole[start : start + WIDTH])
+            assert one.status == "mapped"
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_layer_whose_output_code_divides_into_no_parts_has_no_half_that_is_a_gate(seen: bool) -> None:
     source = {f"block.W1{n}.weight": (8, 6 if n == 1 else 8) for n in (1, 2, 3)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -73,13 +73,17 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         nothing shows its layout for certain (`_or_by_heads`);
       - any other is split if OTHER has its parts (`_Fused.splits`), else it stays.
 
-    Projections whose rows cannot be divided into the parts (`_part_sizes`) stay.
+    Projections whose rows cannot be divided into the parts (`_part_sizes`) stay. One layer of the source that makes
+    queries as well as keys (`to_qk`) is each of the two, if OTHER has both with as many rows.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
         return
     own, theirs, parts = _Weights(one), _Weights(other), Parts(other)
     for weight, kind in fused:
+        if not one.is_target and kind.parts == ("q", "k") and all(theirs.by_part[p][weight.shape] for p in "qk"):
+            _share(one, weight, kind.parts)
+            continue
         sizes = _part_sizes(weight, kind, theirs.by_part)
         if sizes is None:
             continue
@@ -90,6 +94,14 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
             take_apart_with_bias(one, weight, _or_by_heads(form, one, other, weight, kind))
         elif not whole and found.splits():
             take_apart_with_bias(one, weight, form_of(one, parts, weight, kind, sizes))
+
+
+def _share(source: Canon, weight: Piece, parts: Sequence[str]) -> None:
+    """Replace WEIGHT of SOURCE, and its bias, by a copy for each of PARTS: `attn.to_qk.q` and `attn.to_qk.k`."""
+    for piece in (weight, source.pieces.get(weight.name.beside("bias"))):
+        if piece is not None:
+            copies = [replace(piece, path=(*piece.path, part), words=(*piece.words, part)) for part in parts]
+            source.become(piece, [(copy, unchanged) for copy in copies], lambda first, *_: first)
 
 
 class _Weights:
