@@ -35,20 +35,24 @@ def into(source: dict[str, np.ndarray], model: dict[str, np.ndarray]) -> dict[st
     return worked_out(source, {key: value.shape for key, value in model.items()})
 
 
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias: bool) -> None:
+def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias: bool, affine: bool) -> None:
     source = layers(bias, norm=True)
+    if not affine:
+        source = {key: value for key, value in source.items() if not key.endswith(("bn.weight", "bn.bias"))}
     made = into(source, layers(bias=True, norm=False, first="fc"))
     x = np.random.default_rng(1).normal(size=12)
     for n in range(2):
         before = source[f"blocks.{n}.linear.weight"] @ x + (source[f"blocks.{n}.linear.bias"] if bias else 0)
-        norm = {leaf: source[f"blocks.{n}.bn.{leaf}"] for leaf in ("weight", "bias", "running_mean", "running_var")}
+        norm = {leaf: source.get(f"blocks.{n}.bn.{leaf}", 1 - at) for at, leaf in enumerate(LEAVES)}
+        norm |= {leaf: source[f"blocks.{n}.bn.{leaf}"] for leaf in STATISTICS}
         scaled = (before - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5)
         expected = scaled * norm["weight"] + norm["bias"]
         weight, own = made[f"fc.{n}.linear.weight"], made[f"fc.{n}.linear.bias"]
         assert (weight.status, own.status) == ("guessed", "guessed")
         plain = (
-            f"blocks.{n}.linear.bias" if bias else f"zeros({len(norm['bias'])})"
+            f"blocks.{n}.linear.bias" if bias else f"zeros({len(expected)})"
         )  # the doubt says: if not, take the plain tensor
         assert list(map(str, own.entry.rivals)) == [plain]
         assert np.allclose(weight.values @ x + own.values, expected, atol=1e-5)

@@ -15,8 +15,8 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold each batch norm of the source that has a weight and no partner into the layer before it (`_norm_behind`),
-    into the layer after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
+    """Fold each batch norm of the source that has no partner into the layer before it (`_norm_behind`), into the layer
+    after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
     The layer before it is the one that the source's code shows, else the one directly before it in the file, else the
     one that the order in its module gives (`_by_order`).
 
@@ -25,7 +25,7 @@ def fold_norms(filling: Filling) -> None:
     Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none, the norm
     is left out, and a question about the layer says so.
     """
-    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
+    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var"}]
     layers = _Layers(filling, free)
     for norm in filter(None, [_norm_behind(layers, unit) or _norm_ahead(layers, unit) for unit in free]):
         scale = None if norm.ahead else _scale_after(filling, norm.t, norm.unit.main.shape)
@@ -112,9 +112,14 @@ class _Norm:
         """Return the bias of a layer that has none."""
         return ex.zeros(self.s.pieces["weight"].shape[self.outputs_second])
 
+    def _gamma(self) -> Expr:
+        """Return the factors of the norm: its weight, or ones."""
+        pieces = self.unit.pieces
+        return pieces["weight"].expr if "weight" in pieces else ex.shift(ex.zeros(*self.unit.main.shape), 1.0)
+
     def _weight(self, e: Expr) -> Expr:
         """Return the weight E with the norm folded in."""
-        gamma, var = (self.unit.pieces[role].expr for role in ("weight", "running_var"))
+        gamma, var = self._gamma(), self.unit.pieces["running_var"].expr
         if self.ahead:
             return ex.transpose(ex.fold_weight(ex.transpose(e), gamma, var, self._eps()))
         dims = [*range(len(self.s.pieces["weight"].shape))]
@@ -126,7 +131,7 @@ class _Norm:
         pieces, size = self.unit.pieces, self.unit.main.shape[0]
         beta = pieces["bias"].expr if "bias" in pieces else ex.zeros(size)
         mean, var = pieces["running_mean"].expr, pieces["running_var"].expr
-        folded = partial(ex.fold_bias, gamma=pieces["weight"].expr, beta=beta, mean=mean, var=var, eps=self._eps())
+        folded = partial(ex.fold_bias, gamma=self._gamma(), beta=beta, mean=mean, var=var, eps=self._eps())
         if not self.ahead:
             return folded(e)
         rows = self.s.pieces["weight"].shape[0]
