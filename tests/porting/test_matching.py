@@ -395,6 +395,11 @@ def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataOb
         ),
         pytest.param({"weight_ih_l0": (8,), "weight_hh_l0": (8,)}, {"a.weight": (8, 8)}, id="gates in a row"),
         pytest.param({"/": (2, 3)}, {"a.weight": (2, 3)}, id="a key of nothing but slashes"),
+        pytest.param(
+            {"end.weight": (), "A": (2,), "A.A.A.weight": (), "weight": (), ".weight": ()},
+            {".A.weight": (0,), "end.weight": (), "weight": (), "A.A.A.weight": (), ".weight": (), "": (2,)},
+            id="a part of nothing",
+        ),
         pytest.param({"embed_tokens.weight": (16,)}, {"token_embed.weight": (0,)}, id="a vocabulary of nothing"),
         pytest.param({"a.q_bias": (), "a.v_bias": ()}, {"a.qkv.weight": (12, 4)}, id="biases of no dimension"),
         pytest.param(

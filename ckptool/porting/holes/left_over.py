@@ -109,9 +109,9 @@ def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
 
 def _sum(shapes: Sequence[Shape], dim: int) -> Shape | None:
     """Return the sizes of tensors of SHAPES, concatenated along DIM; None if other sizes differ, or if one has no such
-    dimension.
+    dimension, or the size 0 there.
     """
-    if any(len(s) <= dim for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
+    if any(len(s) <= dim or not s[dim] for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
         return None
     return (*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :])
 
