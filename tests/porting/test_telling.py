@@ -162,7 +162,6 @@ def test_the_layer_behind_an_attention_is_none_for_places_whatever_the_order() -
         (("decoder.embed.weight", "encoder.embed.weight"), ("source_embedding.weight", "target_embedding.weight")),
         (("W_g.weight", "W_x.weight"), ("theta.weight", "phi.weight")),
         (("reg.weight", "wh.weight"), ("size_head.weight", "offset_head.weight")),
-        (("left_projection.weight", "right_projection.weight"), ("linear_b_p.weight", "linear_a_p.weight")),
         (("attention_a.weight", "attention_b.weight"), ("attention_U.weight", "attention_V.weight")),
         (("r_r_bias", "r_w_bias"), ("pos_bias_u", "pos_bias_v")),
         (("last_layernorm.weight", "norm1.weight"), ("ln_1.weight", "final_norm.weight")),
