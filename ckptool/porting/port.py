@@ -291,7 +291,10 @@ class _Entries:
             replace(
                 one,
                 questions=tuple(
-                    q for q in one.questions if q.reason is not Reason.LEFT_BESIDE or q.named[0] not in added
+                    replace(q, answer="it is in the sum of the biases")
+                    if q.is_open and q.reason is Reason.LEFT_BESIDE and q.named[0] in added
+                    else q
+                    for q in one.questions
                 ),
             )
             for one in made

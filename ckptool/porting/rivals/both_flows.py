@@ -93,9 +93,9 @@ def pair_by_flow(matching: Matching) -> bool:
 
     Units get labels by shape, kind, role and place in the graph (`_refined`). Pairs with one label on both sides stay;
     the sources of the others are handed out anew (`_handed_out`). It is done only if no pair contradicts the graphs
-    then. A target with another source than before has the graphs as its only evidence afterwards, and loses all
-    questions about which of several look-alikes it is. Nothing is done if the places are known of fewer than 2 or more
-    than 1500 pairs.
+    then. A target with another source than before has the graphs as its only evidence afterwards, and all questions
+    about which of several look-alikes it is are answered. Nothing is done if the places are known of fewer than 2 or
+    more than 1500 pairs.
     """
     places = [at for at, pair in enumerate(matching.pairs) if all(unit.flow is not None for unit in pair)]
     placed = [matching.pairs[at] for at in places]
@@ -116,7 +116,8 @@ def pair_by_flow(matching: Matching) -> bool:
         if new != at:
             t = placed[at][0]
             matching.pairs[places[at]] = t, placed[new][1]
-            t.questions = [question for question in t.questions if question.reason.topic not in _WHICH]
+            for topic in _WHICH:
+                t.questions = answered(t.questions, topic, _ANSWER)
             t.exchange("places in both graphs", Kind.GRAPHS)
     return True
 
