@@ -218,8 +218,9 @@ def _numbers(options: dict[str, Any]) -> dict[str, int]:
     found = {}
     for text in options["numbers"]:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[0-9]{1,9}", value):
-            raise RuleError(f"{printable(text)!r} is not NAME=N", where="--number", hint="--number heads=32")
+        if not equals or not re.fullmatch(r"[1-9][0-9]{0,8}", value):
+            what = f"{printable(text)!r} is not NAME=N, N from 1 on"
+            raise RuleError(what, where="--number", hint="--number heads=32")
         found[name] = int(value)
     return found
 

@@ -64,7 +64,8 @@ def test_it_becomes_code_too(run: Run, tmp_path: Path) -> None:
     [
         ((), "Missing argument 'MODEL.py[:NAME]' (or --mapping: `ckptool mappings` lists some)."),
         (("--mapping", "bert-old-to-new", "--prove", "--source-model", "x.py"), "--source-model needs MODEL.py."),
-        (("--mapping", "bert-old-to-new", "--number", "heads"), "'heads' is not NAME=N."),
+        (("--mapping", "bert-old-to-new", "--number", "heads"), "'heads' is not NAME=N, N from 1 on."),
+        (("--mapping", "bert-old-to-new", "--number", "heads=0"), "'heads=0' is not NAME=N, N from 1 on."),
         (("--mapping", "bert-old-to-new", "--number", "heads=3"), "bert-old-to-new has no number 'heads'."),
         (("--mapping", "bert-old-to-nev"), "there is no file bert-old-to-nev, and no mapping of this name comes with"),
         (("--mapping", "timm-vit-to-hf"), "the file does not hold what timm-vit-to-hf takes"),
