@@ -77,6 +77,16 @@ class FamilyLine:
         return f"{{{ANY}}}" in self.key
 
 
+def _as_it_is(line: FamilyLine) -> tuple[str, str]:
+    """Return (pattern of the keys that LINE reads, pattern of the keys that it makes)."""
+    return line.value, line.key
+
+
+def _turned(line: FamilyLine) -> tuple[str, str]:
+    """Return the two patterns of LINE for the opposite direction."""
+    return line.key, line.value
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A mapping for a family of models of all sizes.
@@ -408,7 +418,7 @@ class _Instance:
                 missing += absent
             elif not absent:
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, lambda line: (line.value, line.key))
+        entries += self._general(entries, _as_it_is)
         self._require_whole(entries, missing)
         return entries
 
@@ -464,7 +474,7 @@ class _Instance:
         for key, (line, expr) in by_hand.items():
             if all(name in self.shapes for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, lambda line: (line.key, line.value))
+        entries += self._general(entries, _turned)
         self._require_whole(entries, missing)
         return [replace(entry, target=below + entry.target) for entry in entries]
 
@@ -512,8 +522,9 @@ class _Instance:
 
     def fits(self) -> bool:
         """Return whether the file has the keys of more lines of the family, written out, than it lacks: the keys that a
-        line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count.
-        False if the lines cannot be written out for this file.
+        line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count. If
+        all lines are for any key, return whether one of them takes a key of the file and says more than `{...}`. False
+        if the lines cannot be written out for this file.
         """
         there = absent = 0
         try:
@@ -523,4 +534,7 @@ class _Instance:
                 there, absent = there + here, absent + (not here and not line.optional)
         except (RuleError, NotFound, Malformed):
             return False
+        if not there and not absent:
+            taken = self._general([], _turned if self.invert else _as_it_is)
+            return any(entry.line not in self._takes_all for entry in taken)
         return there > absent

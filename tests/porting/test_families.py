@@ -147,6 +147,13 @@ def without(state: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         ("timm-vit-to-hf", bert(), False, "the file does not hold what timm-vit-to-hf takes: a vision", "ckptool mapp"),
         ("timm-vit-to-hf", vit(2), True, "does not hold what timm-vit-to-hf --invert takes: ViTFor", "leave out --inv"),
+        (
+            "bert-old-to-new",
+            {"a.LayerNorm.weight": torch.ones(4)},
+            False,
+            "hold what bert-old-to-new takes",
+            "--invert:",
+        ),
         ("bert-tf-to-hf", bert(), True, "does not hold what bert-tf-to-hf --invert takes", "leave out --invert"),
         ("ldm-unet-to-diffusers", bert(), False, "does not hold what ldm-unet-to-diffusers takes", "ckptool mappings"),
         ("ldm-vae-to-diffusers", vit(2), True, "does not hold what ldm-vae-to-diffusers --invert", "ckptool mappings"),
