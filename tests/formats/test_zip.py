@@ -523,6 +523,7 @@ DAMAGED = {
     "two top folders": (zipped([("a/data.pkl", b"x"), ("b/data.pkl", b"y")]), "several top folders"),
     "a name twice": (zipped([("a/data.pkl", b"x"), ("a/data.pkl", b"y")]), "same name"),
     "a name twice but for case": (zipped([("a/data.pkl", b"x"), ("a/DATA.PKL", b"y")]), "same name"),
+    "a name twice but for empty components": (zipped([("a/data.pkl", b"x"), ("a///data.pkl", b"y")]), "same name"),
     "a name twice but for an empty component": (zipped([("a/data.pkl", b"x"), ("a//data.pkl", b"y")]), "same name"),
     "a parent folder": (zipped([("a/../b", b"x")]), "component"),
     "a folder above": (zipped([("../b", b"x")]), "component"),

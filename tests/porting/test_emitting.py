@@ -178,17 +178,24 @@ def test_parts_of_a_tensor_do_not_drag_the_whole_along() -> None:
 
 
 def test_tensors_of_a_larger_model_are_refused_if_they_are_cut_or_rearranged() -> None:
-    """Rows 0 to 4 of twice as many are half of the queries, whose sizes say nothing of that."""
+    """Rows 0 to 2 of twice as many are half of the queries, whose sizes say nothing of that."""
     pairs = [
         (f"h.{n}.{part}", f"slice(l.{n}.qkv, 0, {at}, {at + 2})") for n in range(2) for at, part in ((0, "q"), (2, "k"))
     ]
+    pairs += [
+        (f"h.{n}.{part}", f"slice(l.{n}.kv, 0, {at}, {at + 2})") for n in range(2) for at, part in ((0, "a"), (2, "b"))
+    ]
     found = mapping(*pairs, ("out", "transpose(proj)"))
-    found = replace(found, source_shapes={"l.0.qkv": (4, 2), "l.1.qkv": (8, 2), "proj": (2, 2)})
-    text = python_of(found)
-    state = {"l.0.qkv": torch.ones(4, 2), "l.1.qkv": torch.ones(8, 2), "proj": torch.ones(6, 6)}
+    sizes = {"l.0.qkv": (4, 2), "l.1.qkv": (8, 2), "l.0.kv": (4, 2), "l.1.kv": (4, 2), "proj": (2, 2)}
+    text = python_of(replace(found, source_shapes=sizes))
+    state = {key: torch.ones(size) for key, size in sizes.items()} | {"proj": torch.ones(6, 6)}
     assert run(text, state)["h.1.q"].shape == (2, 2)
-    with pytest.raises(ValueError, match=r"l.1.qkv is \(16, 4\), and this code is for \(4, 2\) or \(8, 2\)"):
-        run(text, state | {"l.1.qkv": torch.ones(16, 4)})
+    assert '"l.*.kv": (4, 2)' in text
+    for key, size in (("l.0.qkv", (8, 2)), ("l.1.qkv", (16, 4)), ("l.1.kv", (8, 4))):
+        with pytest.raises(
+            ValueError, match=rf"{key} is \({size[0]}, {size[1]}\), and this code is for \({sizes[key][0]}, 2\)"
+        ):
+            run(text, state | {key: torch.ones(size)})
 
 
 NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n/"), min_size=1, max_size=8)

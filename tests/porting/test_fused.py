@@ -511,6 +511,21 @@ def test_biases_of_queries_and_values_belong_to_projections_that_stand_apart(key
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted_values), rtol=1e-6)
 
 
+def test_biases_of_queries_and_values_are_none_of_a_projection_that_code_cuts_by_heads() -> None:
+    """DeBERTa cuts in_proj head by head, and q_bias and v_bias are added to the queries and values themselves."""
+    source = {"l.attn.in_proj.weight": (3 * WIDTH, WIDTH), "l.attn.q_bias": (WIDTH,), "l.attn.v_bias": (WIDTH,)}
+    facts = Facts(layout=Layout("grouped", (2, 3 * WIDTH // 2)))
+    entries = {k: replace(e, facts=facts) if "in_proj" in k else e for k, e in wanted(source).entries.items()}
+    target = {
+        f"h.attn.{part}.{leaf}": (WIDTH, WIDTH)[: 2 - at]
+        for part in ("query", "key", "value")
+        for at, leaf in enumerate(("weight", "bias"))
+        if part != "key" or not at
+    }
+    made = port(Signature("", entries), wanted(target))
+    assert not any("of_heads(cat" in str(entry.expr) for entry in made.entries)
+
+
 @pytest.mark.parametrize("rows", [WIDTH, 2 * WIDTH])
 def test_one_layer_for_queries_and_keys_is_each_of_them_or_has_each_in_a_half(rows: int) -> None:
     """The cross-attention of LightGlue has the same projection for both."""

@@ -130,6 +130,41 @@ def test_a_batch_norm_before_a_linear_layer_is_folded_into_it() -> None:
         assert list(map(str, one.entry.rivals)) == [f"head.l.{leaf}"]
 
 
+def test_further_layers_that_may_take_the_output_of_a_folded_norm_are_guesses() -> None:
+    source: dict[str, np.ndarray] = {f"attn.bn.{leaf}": np.ones(6) for leaf in (*LEAVES, *STATISTICS)}
+    layers_of = {f"attn.{part}": (4 + at, 6) for at, part in enumerate(("one", "two", "three"))} | {"attn.out": (7, 5)}
+    own = {
+        f"{name}.{leaf}": np.ones(shape[: 2 - at])
+        for name, shape in layers_of.items()
+        for at, leaf in enumerate(LEAVES)
+    }
+    made = into(source | own, own)
+    assert {key for key, one in made.items() if one.status == "mapped"} == {"attn.out.weight", "attn.out.bias"}
+    assert [q.reason.name for q in made["attn.two.weight"].entry.questions] == ["UNREAD_NORM"]
+
+
+def test_a_layer_that_code_runs_with_two_norms_has_neither_folded() -> None:
+    source = {f"a.{leaf}": (6, 6)[: 2 - at] for at, leaf in enumerate(LEAVES)}
+    source |= {f"{name}.{leaf}": (6,) for name in ("bn1", "bn2") for leaf in (*LEAVES, *STATISTICS)}
+    read = signature(source)
+    behind = Facts(behind=BehindLayer("a.weight", 1e-5))
+    entries = {key: replace(e, facts=behind) if "running_mean" in key else e for key, e in read.entries.items()}
+    target = {key: source[key] for key in ("a.weight", "a.bias")}
+    mapping = port(Signature("", entries), wanted(target, used=target))
+    assert [(str(e.expr), e.status) for e in mapping.entries] == [("a.weight", "guessed"), ("a.bias", "guessed")]
+
+
+def test_a_norm_in_a_head_that_the_model_lacks_is_no_certain_part_of_the_layer_before_it() -> None:
+    source: dict[str, tuple[int, ...]] = {"out.weight": (6, 6), "out.bias": (6,)}
+    source |= {f"head.bn.{leaf}": (6,) for leaf in (*LEAVES, *STATISTICS)} | {"head.fc.weight": (3, 6)}
+    read = signature(source)
+    behind = Facts(behind=BehindLayer("out.weight", 1e-5))
+    entries = {key: replace(e, facts=behind) if "running_mean" in key else e for key, e in read.entries.items()}
+    target = {key: source[key] for key in ("out.weight", "out.bias")}
+    mapping = port(Signature("", entries), wanted(target, used=target))
+    assert {e.status for e in mapping.entries} == {"guessed"}
+
+
 def test_a_batch_norm_of_another_part_is_not_folded_into_a_matrix_with_as_many_inputs() -> None:
     source: dict[str, np.ndarray] = {"head.l.weight": np.ones((4, 6)), "head.l.bias": np.ones(4)}
     source |= {f"rest.bn.{leaf}": np.ones(6) for leaf in ("weight", "bias", "running_mean", "running_var")}

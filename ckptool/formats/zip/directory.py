@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from operator import methodcaller
@@ -171,15 +172,18 @@ def common_top(file: File | Window, names: list[str]) -> str:
     return tops[0]
 
 
+_SLASHES = re.compile("/+")
+
+
 def refuse_doubles(file: File | Window, names: list[str]) -> None:
     """Refuse an archive with two records of one name."""
     # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last. A folder holds
     # a//b and a/b in one place.
-    if len({name.casefold().replace("//", "/") for name in names}) == len(names):
+    if len({_SLASHES.sub("/", name.casefold()) for name in names}) == len(names):
         return
     seen: dict[str, str] = {}
     for name in names:
-        folded = name.casefold().replace("//", "/")
+        folded = _SLASHES.sub("/", name.casefold())
         if folded in seen:
             both = f"{printable(seen[folded])} and {printable(name)}"
             raise bad(file, "two records have the same name, and readers disagree on which counts", both)

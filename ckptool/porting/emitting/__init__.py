@@ -101,10 +101,9 @@ _CHECK_SIZES = '''
 def check_sizes(state_dict: Mapping[str, Tensor]) -> None:
     """Refuse tensors of a larger or smaller model, which would be cut in wrong places."""
     for key, x in state_dict.items():
-        known = SIZES.get(re.sub(r"\\b\\d+\\b", "*", key))
-        if known and tuple(x.shape) not in known:
-            sizes = " or ".join(map(str, known))
-            raise ValueError(f"{key} is {tuple(x.shape)}, and this code is for {sizes}")
+        known = SIZES.get(key, SIZES.get(re.sub(r"\\b\\d+\\b", "*", key)))
+        if known is not None and tuple(x.shape) != known:
+            raise ValueError(f"{key} is {tuple(x.shape)}, and this code is for {known}")
 '''
 _FLAT = """
     # tensors of dicts in it are known as NAME/KEY
@@ -129,8 +128,8 @@ class _Module:
         command: the command that made it, "" if the text names none.
         exprs: the expressions of the mapping.
         like: a key that the mapping reads, of whose type zeros are made; "" if it reads none.
-        sizes: key with "*" for its numbers -> the sizes of the tensors of the source with such a key that the mapping
-            takes apart or rearranges.
+        sizes: key, or key with "*" for its numbers -> sizes of the tensors of the source that the mapping takes apart
+            or rearranges (`_sizes`).
         body: the lines that make the tensors, inside of `convert`.
     """
 
@@ -417,18 +416,18 @@ class _Module:
             yield from laid_out(f"move({own}, {theirs}, {listed})", indent)
 
 
-def _sizes(mapping: Mapping) -> dict[str, list[tuple[int, ...]]]:
-    """Return key with "*" for its numbers -> all sizes that tensors of the source with such a key have. Left out are
-    keys of which no tensor is changed by an operation with numbers that belong to its sizes.
+def _sizes(mapping: Mapping) -> dict[str, tuple[int, ...]]:
+    """Return key -> sizes for the tensors of the source that an operation of MAPPING changes which has numbers that
+    belong to these sizes. Keys whose tensors all have one size are one key, with "*" for each number.
     """
     exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
     read = (key for x in exprs if not _OF_ANY_SIZE.issuperset(x.operations()) for key in x.keys())  # noqa: SIM118
-    found: dict[str, list[tuple[int, ...]]] = {_starred(key): [] for key in read}
+    keys = [key for key in dict.fromkeys(read) if key in mapping.source_shapes]
+    alike: dict[str, set[tuple[int, ...]]] = {_starred(key): set() for key in keys}
     for key, shape in mapping.source_shapes.items():
-        sizes = found.get(_starred(key))
-        if sizes is not None and tuple(shape) not in sizes:
-            sizes.append(tuple(shape))
-    return found
+        if (sizes := alike.get(_starred(key))) is not None:
+            sizes.add(tuple(shape))
+    return {_starred(key) if len(alike[_starred(key)]) == 1 else key: tuple(mapping.source_shapes[key]) for key in keys}
 
 
 def _starred(key: str) -> str:

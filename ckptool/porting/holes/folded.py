@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .. import expression as ex
@@ -17,22 +17,29 @@ from .filling import Filled, Filling
 def fold_norms(filling: Filling) -> None:
     """Fold each batch norm of the source that has no partner into the layer before it (`_norm_behind`), into the layer
     after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
-    The layer before it is the one that the source's code shows, else the one directly before it in the file, else the
-    one that the order in its module gives (`_by_order`).
+    The layer before it is the one that the source's code shows, else the one that the order in its module gives
+    (`_in_order`), else the one directly before it in the file.
 
     If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
     are filled from the norm. Else nothing is done if any unit of the model without a partner has the sizes of the norm.
-    Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none, the norm
-    is left out, and a question about the layer says so.
+    Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none, or if it
+    is the layer of several norms, the norm is left out, and a question about the layer says so.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var"}]
     layers = _Layers(filling, free)
-    for norm in filter(None, [_norm_behind(layers, unit) or _norm_ahead(layers, unit) for unit in free]):
+    norms = [norm for unit in free if (norm := _norm_behind(layers, unit) or _norm_ahead(layers, unit)) is not None]
+    count = Counter(id(norm.t) for norm in norms)
+    for norm in norms:
+        if count[id(norm.t)] > 1:  # code runs the layer several times, each with a norm of its own
+            norm.leave_out(filling)
+            continue
         scale = None if norm.ahead else _scale_after(filling, norm.t, norm.unit.main.shape)
         if scale is not None:
             norm.become(filling, scale)
         elif not any(u.main.shape == norm.unit.main.shape for u in filling.matching.free_targets):
             norm.plan(filling) if "bias" in norm.t.pieces else norm.leave_out(filling)
+            for t in layers.after_too(norm) if norm.ahead else ():
+                replace(norm, t=t).leave_out(filling)
 
 
 def finish_folds(filling: Filling) -> None:
@@ -48,7 +55,8 @@ class _Norm:
     Attributes:
         unit: the norm.
         t, s: the layer, in the model and in the source.
-        eps: the eps that the source's code shows right behind the layer; None if it does not show it.
+        eps: the eps that the source's code shows right behind the layer; None if it does not show it, or if nothing in
+            the module of the norm has a partner, as in a head that the model lacks.
         outputs_second: whether the layer is a transposed convolution, whose second dimension has the outputs.
         ahead: whether the layer takes the output of the norm.
         reason: why the folding is a question.
@@ -139,6 +147,10 @@ class _Norm:
         return ex.reshape(added, (rows,), (rows, 1))
 
 
+#: So many norms behind all layers of a module are there in the order of the layers; one alone may be of the last layer.
+_SEVERAL = 2
+
+
 class _Layers:
     """The layers around batch norms without partners, as the source's code, the file and the modules show them.
 
@@ -157,6 +169,10 @@ class _Layers:
         shown = (unit.pieces["running_mean"].entry.facts.behind for unit in paired)
         self._normed = {behind.weight for behind in shown if behind is not None}
 
+    def is_kept(self, norm: Unit) -> bool:
+        """Return whether another unit in the module of NORM, at any depth, has a partner."""
+        return any(u.within(norm.path[:-1]) for u in self._in_file if id(u) in self.partner)
+
     def has_norm(self, layer: Unit) -> bool:
         """Return whether the code of the side of LAYER shows a batch norm with a partner right behind it."""
         return layer.pieces["weight"].entry.key in self._normed
@@ -169,20 +185,30 @@ class _Layers:
         if behind is not None and behind.weight in self._of_weight:
             yield self._of_weight[behind.weight], Reason.FOLDED_NORM
             return
-        if self._place[id(norm)]:
-            yield self._in_file[self._place[id(norm)] - 1], Reason.FOLDED_NORM
         if id(norm) in self._by_order:
             yield self._by_order[id(norm)], Reason.FOLDED_NORM_BY_ORDER
+        if self._place[id(norm)]:
+            yield self._in_file[self._place[id(norm)] - 1], Reason.FOLDED_NORM
 
     def after(self, norm: Unit) -> Unit | None:
         """Return the unit of the source directly after NORM in the file, or None."""
         return next(iter(self._in_file[self._place[id(norm)] + 1 :]), None)
 
+    def after_too(self, norm: _Norm) -> Iterator[Unit]:
+        """Yield the partner of each further layer directly behind that of NORM in its module which takes as many
+        inputs: queries, keys and values may all take the output of NORM.
+        """
+        for u in self._in_file[self._place[id(norm.s)] + 1 :]:
+            if u.path[:-1] != norm.unit.path[:-1] or "weight" not in u.pieces:
+                return
+            if u.pieces["weight"].shape[1:] == norm.unit.main.shape and id(u) in self.partner:
+                yield self.partner[id(u)]
+
     def _in_order(self, free: Sequence[Unit]) -> dict[int, Unit]:
-        """Return id of a batch norm -> the layer before it, for those of FREE in whose module no batch norm has a
-        partner. Code may list all layers of a module before all of its norms. The norms take the layers in the order of
-        the file, each the next one with as many outputs as it has numbers; none of a module is in the result if one
-        finds no layer.
+        """Return id of a batch norm -> the layer before it, for those of FREE in modules with several batch norms, none
+        of them with a partner, which the file lists behind all layers of the module. The norms take the layers in the
+        order of the file, each the next one with as many outputs as it has numbers; none of a module is in the result
+        if one finds no layer.
         """
         inside: dict[Path, list[Unit]] = defaultdict(list)
         for unit in self._in_file:
@@ -191,11 +217,14 @@ class _Layers:
         found: dict[int, Unit] = {}
         for units in [inside[path] for path in dict.fromkeys(unit.path[:-1] for unit in free)]:
             norms = [u for u in units if "running_mean" in u.pieces]
-            layers = (u for u in units if "weight" in u.pieces and len(u.pieces["weight"].shape) > 1)
+            layers = [u for u in units if "weight" in u.pieces and len(u.pieces["weight"].shape) > 1]
+            if len(norms) < _SEVERAL or not layers or norms[0].order < layers[-1].order:
+                continue
+            left = iter(layers)
             taken = {
                 id(norm): layer
                 for norm in norms
-                if (layer := next((u for u in layers if u.pieces["weight"].shape[:1] == norm.main.shape), None))
+                if (layer := next((u for u in left if u.pieces["weight"].shape[:1] == norm.main.shape), None))
             }
             if taken.keys() == {id(norm) for norm in norms} <= without:
                 found |= taken
@@ -226,7 +255,8 @@ def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
             outputs_second = how.startswith("conv_transpose")
         if len(weight.shape) > 1 and weight.shape[outputs_second] == mean.shape[0]:
             behind = mean.entry.facts.behind
-            eps = behind.eps if behind is not None and behind.weight == weight.entry.key else None
+            shown = behind is not None and behind.weight == weight.entry.key and layers.is_kept(norm)
+            eps = behind.eps if behind is not None and shown else None
             return _Norm(norm, t, before, eps, outputs_second, reason=reason)
     return None
 

@@ -74,14 +74,16 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
       - any other is split if OTHER has its parts (`_Fused.splits`), else it stays.
 
     Projections whose rows cannot be divided into the parts (`_part_sizes`) stay. One layer of the source that makes
-    queries as well as keys (`to_qk`) is each of the two, if OTHER has both with as many rows.
+    queries as well as keys (`to_qk`) is each of the two, if OTHER has both with as many rows, and not with half.
     """
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
         return
     own, theirs, parts = _Weights(one), _Weights(other), Parts(other)
     for weight, kind in fused:
-        if not one.is_target and kind.parts == ("q", "k") and all(theirs.by_part[p][weight.shape] for p in "qk"):
+        half = (weight.shape[0] // 2, *weight.shape[1:])
+        shared = all(theirs.by_part[p][weight.shape] and not theirs.by_part[p][half] for p in kind.parts)
+        if not one.is_target and kind.parts == ("q", "k") and shared:
             _share(one, weight, kind.parts)
             continue
         sizes = _part_sizes(weight, kind, theirs.by_part)
@@ -363,7 +365,8 @@ def missing_key_bias(canon: Canon) -> None:
     `attn.qkv.weight`) of 3 * n rows without a bias by one bias for it: queries, keys, values. The part for the keys is
     `k_bias` [n] if the module has it, which is replaced, too; else zeros, without a question. If the module has a
     projection for each part instead (`attn.q_proj.weight`), of n rows and without a bias, each of them gets its part.
-    Other biases stay, and so do these if `q_bias` or `v_bias` is missing, or one of them has another size.
+    Other biases stay, and so do these if `q_bias` or `v_bias` is missing, if one of them has another size, or if code
+    cuts the projection head by head, and not into these parts.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, n = piece.path[:-1], prod(piece.shape)
@@ -373,6 +376,8 @@ def missing_key_bias(canon: Canon) -> None:
             continue
         fused = _fused_in(canon, base, 3 * n)
         apart = [p for part in "qkv" if (p := _projection_in(canon, base, part, n)) is not None]
+        if fused is not None and layout_of(fused.entry, len(parts))[0] == "heads":
+            continue
         if fused is not None and fused.name.beside("bias") not in canon.pieces:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]

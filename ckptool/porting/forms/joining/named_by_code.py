@@ -13,7 +13,7 @@ from operator import and_
 
 from ....model_code.signature import Part
 from ...words import cut, labels, shared, table
-from ..fusing.projections import said_part
+from ..fusing.projections import layout_of, said_part
 from ..pieces import Canon, Piece
 from .shift_scale_gate import said_affine
 
@@ -64,14 +64,15 @@ def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
 
     () if code does not do this, or if the sizes of the parts do not add up to the size of DIM. The sum is not looked at
     for an input with a part of unknown size (0), and for an output all of whose parts have size 0 (each is a whole
-    member of the first dimension); but the latter is () for DIM 1.
+    member of the first dimension); but the latter is () for DIM 1, and if each head, or number, holds all parts.
     """
     gives = 1 if whole.entry.how == "embedding" else 0
     given = dim in (gives, None)
     parts = whole.entry.facts.parts if given else whole.entry.facts.takes
     sizes = [part.size for part in parts]
-    if given and not any(sizes):
-        return parts if dim != 1 else ()
+    if given and parts and not any(sizes):
+        in_blocks = layout_of(whole.entry, len(parts))[0] != "heads"
+        return parts if dim != 1 and in_blocks else ()
     known = dim is not None and dim < len(whole.shape) and sum(sizes) == whole.shape[dim]
     return parts if known or (0 in sizes and not given) else ()
 
