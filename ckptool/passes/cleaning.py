@@ -60,6 +60,7 @@ class _Cleaner:
     alive: list[Any] = field(default_factory=list)
     unfinished: set[int] = field(default_factory=set)
     circular: bool = False  # something holds itself
+    probes: bool = False  # only whether there are changes counts: what is in a tensor that is looked at
     depth: int = 0
     byte_strings: int = 0
 
@@ -80,6 +81,8 @@ class _Cleaner:
             self.circular = True
             if isinstance(node, tuple):
                 self.made.setdefault(id(node), List())
+            elif self.probes and isinstance(node, Object):
+                return self.changed(trail, "what holds itself", "left out", _LEFT_OUT)
         if id(node) in self.made:
             if id(node) in self.told:  # it stands here, too
                 self.changed(trail, *self.told[id(node)], None)
@@ -249,15 +252,15 @@ class _Cleaner:
 
     def if_plain(self, node: Object) -> Object | None:
         """A tensor of another kind, if it consists of nothing but what weights_only takes."""
-        probe = _Cleaner(self.where)
-        probe.depth = self.depth
+        probe = self if self.probes else _Cleaner(self.where, probes=True, depth=self.depth)
+        probe.unfinished.add(id(node))
         args = tuple(probe.value(arg, (None, index)) for index, arg in enumerate(node.args))
         called = node.how == "reduce" and str(node.callee) in COMPLETE_WHEN_CALLED & PLAIN
         if not called or probe.changes or node.steps:
             return None
         if not probe.byte_strings:
             return node
-        self.byte_strings += probe.byte_strings
+        self.byte_strings += 0 if probe is self else probe.byte_strings
         return Object("reduce", node.callee, args)
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:

@@ -499,6 +499,19 @@ def test_text_of_python_2_in_the_attributes_of_a_parameter_becomes_text(tmp_path
     assert torch.load(tmp_path / "y.pth", weights_only=True)["w"].title == "k\xff"
 
 
+def test_parameters_whose_attributes_hold_the_whole_file_are_looked_at_once(tmp_path):
+    """Each attribute leads to all other parameters, and from each of them to all others again."""
+    root = Dict()
+    callee = Global("torch._utils", "_rebuild_parameter_with_state")
+    states = [Dict([("owner", root), ("n", n)]) for n in range(30)]
+    made = [Object("reduce", callee, (tensor_of("float32"), True, Dict(ordered=True), state)) for state in states]
+    root.entries = [(f"w{n}", one) for n, one in enumerate(made)]
+    receipt = ckptool.save(ckptool.clean(Checkpoint(root)), tmp_path / "y.pth")
+    assert len(receipt.steps) == 30
+    assert "a plain tensor without owner, n" in receipt.steps[0]
+    assert len(torch.load(tmp_path / "y.pth", weights_only=True)) == 30
+
+
 @pytest.mark.parametrize("grad", ["cuda:1", 1, None, Dict()])
 @pytest.mark.parametrize("state", [None, Dict([("a", 1)])])
 def test_the_arguments_of_a_parameter_that_torch_cannot_make_are_kept(tmp_path, grad, state):
