@@ -546,6 +546,15 @@ def test_one_layer_for_queries_and_keys_is_each_of_them_or_has_each_in_a_half(ro
             assert one.status == "mapped"
 
 
+def test_queries_and_keys_in_two_halves_stay_halves_where_others_are_as_large_as_both() -> None:
+    source = {"small.to_qk.weight": (2 * WIDTH, WIDTH), "large.to_qk.weight": (4 * WIDTH, WIDTH)}
+    target = {f"small.{part}_proj.weight": (WIDTH, WIDTH) for part in "qk"}
+    target |= {f"large.{part}_proj.weight": (2 * WIDTH, WIDTH) for part in "qk"}
+    mapping = port(signature(source), wanted(target))
+    assert str(found(mapping, "small.k_proj.weight").expr) == f"slice(small.to_qk.weight, 0, {WIDTH}, {2 * WIDTH})"
+    assert str(found(mapping, "large.q_proj.weight").expr) == f"slice(large.to_qk.weight, 0, 0, {2 * WIDTH})"
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_layer_whose_output_code_divides_into_no_parts_has_no_half_that_is_a_gate(seen: bool) -> None:
     source = {f"block.W1{n}.weight": (8, 6 if n == 1 else 8) for n in (1, 2, 3)}

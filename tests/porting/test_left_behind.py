@@ -106,6 +106,20 @@ def test_a_norm_that_the_file_has_twice_is_not_folded_into_the_layer_before_it()
     assert {str(entry.expr) for entry in mapping.entries} == target.keys()
 
 
+def test_a_layer_directly_before_the_norms_of_a_module_is_not_that_of_the_first_norm() -> None:
+    """The shortcut has the size of the first norm, and no norm."""
+    layers_of = {"conv1": (4, 3), "conv2": (6, 4), "shortcut": (4, 5)}
+    source: dict[str, tuple[int, ...]] = {}
+    for name, shape in layers_of.items():
+        source |= {f"b.{name}.weight": shape, f"b.{name}.bias": shape[:1]}
+    target = dict(source)
+    for name, size in (("bn1", 4), ("bn2", 6)):
+        source |= {f"b.{name}.{leaf}": (size,) for leaf in (*LEAVES, *STATISTICS)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert str(found(mapping, "b.conv1.weight").expr).startswith("fold_weight(b.conv1.weight, b.bn1.weight")
+    assert found(mapping, "b.shortcut.weight").expr.is_copy
+
+
 def test_norms_are_not_folded_by_order_if_one_of_their_module_has_a_partner() -> None:
     source = {f"stn.{name}.weight": (4, 4) for name in ("fc1", "fc2")} | {"stn.fc2.bias": (4,), "stn.fc1.bias": (4,)}
     source |= {f"stn.{name}.{leaf}": (4,) for name in ("bn1", "spare") for leaf in (*LEAVES, *STATISTICS)}
