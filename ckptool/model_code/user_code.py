@@ -102,10 +102,10 @@ def _import_file(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_command_line(path: Path) -> Iterator[None]:
-    """In this context, give the code of the file PATH an empty command line: it may read `sys.argv` when it is
-    imported.
+    """While this context is open, `sys.argv` is [PATH], without arguments: code may read it when it is imported.
 
-    Python writes no bytecode beside the code either: a command that writes nothing leaves nothing.
+    Python writes no bytecode files beside the code either, because commands that only read must leave no files.
+    Both settings are restored at the end.
     """
     before = sys.argv, sys.dont_write_bytecode
     sys.argv, sys.dont_write_bytecode = [str(path)], True

@@ -253,8 +253,9 @@ class Reason(Enum):
     )
     NAMED_ALONG = (
         Topic.SWAP,
-        "this tensor was chosen because its name has a word in common with the layer before or after this one; check "
-        "in the source's code that these two are connected, and if they are not, correct the pair with --hint OLD=NEW",
+        "in the model, this layer is connected to a layer whose tensor is certain, and the name of the chosen tensor "
+        "has a word in common with the name of that tensor; check in the source's code that the layers of these two "
+        "tensors are connected, and if they are not, correct the pair with --hint OLD=NEW",
     )
     BIAS_OF_SUM = (
         Topic.OTHER,

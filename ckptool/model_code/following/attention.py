@@ -30,7 +30,10 @@ class _Scores(NamedTuple):
 
 
 class Attention:
-    """Follows products of the outputs of two layers to a softmax, and from there to the product with a third.
+    """Finds the layers that make the queries, keys and values of an attention.
+
+    The arguments of `scaled_dot_product_attention` tell them. In other code, the product of the outputs of two layers
+    is followed to a softmax, which adds up over the places of the keys, and from there to the product with the values.
 
     Args:
         made_by: returns the key of the weight of the only layer whose output a tensor is, or None.

@@ -26,13 +26,14 @@ _PARTS = 3
 
 def doubt_thirds(filling: Filling) -> None:
     """Add questions to what fills holes (`Filled`) of layers whose output the model's code cuts into three parts of one
-    size (`_are_thirds`), because the source's code may have another order of these parts.
+    size with three different names, because the source's code may have another order of these parts. Parts of fused
+    projections (q, k, v) and a scale with a shift get none: other rules know them (`_are_thirds`).
 
     - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
     - HALVES_BESIDE_THIRDS, with the other order of the halves as the option, for layers in the module of a layer that
       got THIRDS, if they take two concatenated tensors of one size (then of their columns), or if the model's code cuts
-      their output into two parts of one size (of their rows); unless both codes show equal names and sizes of these
-      two: code that cuts in an order of its own may join in one, too, and cut in halves in one.
+      their output into two parts of one size (of their rows). Code with its own order of thirds may also have its
+      own order of halves. Not asked if both codes show the same names and sizes for the two.
 
     Only tensors of `_written_anew` get questions, and none if the source has all keys of the model (`same_names`).
     """

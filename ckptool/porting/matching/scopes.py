@@ -507,9 +507,11 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
-    """Return whether the scopes of one side are numbered members that hold named parts (`steps.0` with `scale` and
-    `shift`, `steps.1` …), and those of the other side are named parts that hold numbered members (`scale` with `0` and
-    `1`, `shift` …), so that none has a partner. Each scope has as many different names below it as its side has scopes.
+    """Return True if one side lists by number what the other side lists by name, so that no scope has a partner:
+
+    - the scopes of one side are numbered members that hold named parts (`steps.0` with `scale` and `shift`, `steps.1`);
+    - those of the other side are named parts that hold numbered members (`scale` with `0` and `1`, `shift`);
+    - each scope has as many different names directly below it as its side has scopes.
     """
     forms = []
     for scopes in (targets, sources):
