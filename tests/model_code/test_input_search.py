@@ -476,6 +476,24 @@ def test_an_input_has_one_name() -> None:
         read_inputs({"x": "y=float32[2,3]"})
 
 
+def test_a_picture_that_is_too_small_for_what_is_flattened_grows_in_both_directions() -> None:
+    class Flattening(nn.Module):
+        """As in VGG: 7 x 7 places are flattened; no layer of the model says how often maps are halved."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList([nn.Conv2d(n, 12, 3, padding=1) for n in (3, 12, 12)])
+            self.fc = nn.Linear(12 * 49, 5)
+
+        def forward(self, x: Any) -> Any:
+            for conv in self.convs:
+                x = F.max_pool2d(conv(x).relu(), 2)
+            return self.fc(x.flatten(1))
+
+    small = [InputSpec("float32", (2, 3, 8, 8))]  # of which a pooling layer of the other code makes 7 x 7 places
+    assert next(working_inputs(Flattening(), like=[small])) == [InputSpec("float32", (2, 3, 56, 56))]
+
+
 def test_code_that_compares_each_with_each_is_not_tried_on_thousands() -> None:
     sizes = []
 
