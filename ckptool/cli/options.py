@@ -142,7 +142,12 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
         help="The code of the source model, for its order and for --prove.",
     ),
     _proof("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for --source-model."),
-    _proof("--prove", is_flag=True, help="Run both models on the same inputs, compare, and resolve guesses."),
+    _proof(
+        "--prove/--no-prove",
+        default=None,
+        help="Run both models on the same inputs, compare, and resolve guesses. Without either option, this is tried "
+        "if --source-model is given and both models have at most 50 million values.",
+    ),
     _proof(
         "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to compare with."
     ),

@@ -325,7 +325,7 @@ def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful
     """Why this may not be written, or None."""
     guesses, gaps = (list(options[name]) or None for name in ("accept_guesses", "partial"))
     try:
-        unproved = command_as_typed(without=("--prove", "--reference"))
+        unproved = f"{command_as_typed(without=('--prove', '--reference'))} --no-prove"
         to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping", "-n", "--dry-run"))
         require_proof(mapping, unproved, f"{to_look} -n --save-mapping {beside(source, 'mapping', '.yaml')}")
         require_accepted(mapping, guesses, gaps, command_as_typed(without=("--html",)))  # the page is there now

@@ -147,7 +147,7 @@ def transfer(
     by: Literal["evidence", "position"] = "evidence",
     first: int | None = None,
     start: int = 0,
-    prove: bool = False,
+    prove: bool | None = None,
     reference: Any = None,
     patience: float = 300.0,
     progress: Callable[[str], None] | None = None,
@@ -175,7 +175,9 @@ def transfer(
         first: with `by="position"`: fill only so many tensors.
         start: with `by="position"`: skip the first so many tensors of the source.
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL; without
-            effect if REFERENCE is given. It may also fill keys for which matching found no source.
+            effect if REFERENCE is given. It may also fill keys for which matching found no source. None: do so if
+            SOURCE_MODEL is given, after matching, and both sides have at most 50 million values. If outputs differ
+            then, the mapping is as matching made it, with a note that says where.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …, `output`
             …), to compare with instead of running that code, also without PROVE.
         patience: time limit of a proof, in seconds.
@@ -218,17 +220,26 @@ def transfer(
             found = replace(found, notes=(*found.notes, _NOT_FOLLOWED))
     if input_channels is not None:
         found = by_rule(found, input_channels)
-    if reference is not None:
-        from .prove import prove_against
+    matched = mapping is None and by != "position"
+    if reference is not None or prove or (prove is None and matched and source_model is not None):
+        from .prove.source_code import values_kept
 
-        found = prove_against(found, ckpt, model, reference, patience=patience, progress=progress)
-    elif prove:  # which may find what matching does not
-        from .prove import prove as prove_mapping
+        told: dict[str, Any] = {"progress": progress}
+        codes = {"inputs": given, "source_inputs": own}
+        with values_kept(source_model, model):
+            if reference is not None:
+                from .prove import prove_against
 
-        found = prove_mapping(
-            found, ckpt, source_model, model, inputs=given, source_inputs=own, patience=patience, progress=progress
-        )
-    if mapping is None and by != "position":
+                found = prove_against(found, ckpt, model, reference, patience=patience, **told)
+            elif prove:  # which may find what matching does not
+                from .prove import prove as prove_mapping
+
+                found = prove_mapping(found, ckpt, source_model, model, patience=patience, **codes, **told)
+            else:
+                from .prove.unasked import prove_unasked
+
+                found = prove_unasked(found, ckpt, source_model, model, **codes, **told)
+    if matched:
         require_fit(found, ckpt, target)
     require_types(found, ckpt)
     return Mapping.of(found)

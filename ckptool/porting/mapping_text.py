@@ -77,7 +77,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
         f"{count_text(parameters[0])} of {parameters_text(parameters[1])}"
     )
     for note in (*mapping.notes, *_blocks_left(mapping)):
-        yield f"  note: {printable(note)}"
+        yield from _sentence(f"note: {printable(note, 600)}", width)
     guessed, unmapped = mapping.having("guessed"), mapping.having("unmapped")
     mapped = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
     defaults = [e for e in mapping.entries if e.default]
@@ -105,12 +105,16 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
             yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
     if mapping.proof is not None:
         yield ""
-        said = f"proof: {printable(str(mapping.proof.get('text', '')), 600)}"
-        yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+        yield from _sentence(f"proof: {printable(str(mapping.proof.get('text', '')), 600)}", width)
         yield from divergence_table(mapping.proof.get("layers") or (), width)
 
 
 _FEW = 12
+
+
+def _sentence(text: str, width: int) -> list[str]:
+    """Return the indented lines of TEXT, WIDTH columns wide; a longer word stays whole."""
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
 
 
 def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:

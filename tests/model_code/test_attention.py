@@ -84,7 +84,7 @@ def test_what_the_softmax_adds_up_over_are_the_keys(way: Any) -> None:
 def test_two_codes_tell_queries_keys_and_values_whatever_their_order_and_names(way: Any, order: str) -> None:
     source = Net(by_torch, {"NIN_0": "q", "NIN_1": "k", "NIN_2": "v"})
     model = Net(way, {f"part_{letter}": letter for letter in order})
-    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,5,6]"])
+    mapping = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,5,6]"], prove=False)
     assert not mapping.having("guessed") + mapping.having("unmapped")
     ckptool.load_into(model, source.state_dict(), mapping=mapping)
     theirs = {letter: name for name, letter in source.names.items()}

@@ -45,7 +45,7 @@ class Merging(nn.Module):  # type: ignore[misc]
 
 def ported(theirs: Any, own: Any, *, code: bool) -> Any:
     spec = ["float32[2,3,8,8]"]
-    return ckptool.transfer(theirs.state_dict(), own, inputs=spec, source_model=theirs if code else None)
+    return ckptool.transfer(theirs.state_dict(), own, inputs=spec, source_model=theirs if code else None, prove=False)
 
 
 def give_the_same(mapping: Any, theirs: Any, own: Any) -> bool:
@@ -133,7 +133,7 @@ class Apart(nn.Module):  # type: ignore[misc]
 def test_code_shows_how_it_cuts_the_channels_of_a_convolution_into_queries_keys_and_values(heads_first: bool) -> None:
     torch.manual_seed(3)
     source, target = Attention(heads_first=heads_first), Apart()
-    mapping = ckptool.transfer(source.state_dict(), target, inputs=["float32[2,3,5]"], source_model=source)
+    mapping = ckptool.transfer(source.state_dict(), target, inputs=["float32[2,3,5]"], source_model=source, prove=False)
     made = mapping.apply(source.state_dict()).state_dicts()[0]
     target.load_state_dict({key: torch.from_numpy(tensor.numpy().copy()) for key, tensor in made.tensors.items()})
     x = torch.randn(2, 3, 5)

@@ -136,7 +136,9 @@ class OfNothing(OfInputs):
 
 def test_a_factor_of_a_layers_input_in_the_sources_code_becomes_one_of_its_weight() -> None:
     source = OfInputs()
-    mapping = ckptool.transfer(source.state_dict(), OfNothing(), inputs=["float32[2,3,6]"], source_model=source)
+    mapping = ckptool.transfer(
+        source.state_dict(), OfNothing(), inputs=["float32[2,3,6]"], source_model=source, prove=False
+    )
     exprs = {entry.target: str(entry.expr) for entry in mapping.entries}
     assert exprs.pop("a.weight") == "scale(a.weight, 0.5)"
     assert exprs.pop("c.weight") == "scale(c.weight, 0.125)"
@@ -161,6 +163,6 @@ class Words(nn.Module):
 def test_the_factor_of_a_table_is_none_of_the_last_layer_that_is_tied_to_it() -> None:
     source = Words(tied=True)
     apart = {key: value.clone() for key, value in source.state_dict().items()}  # a file that does not tell the tie
-    mapping = ckptool.transfer(apart, Words(tied=False), source_model=source)
+    mapping = ckptool.transfer(apart, Words(tied=False), source_model=source, prove=False)
     assert str(mapping["out.weight"].expr) == "out.weight"
     assert not mapping.having("guessed")

@@ -547,3 +547,16 @@ def test_a_port_leaves_the_random_numbers_of_torch_alone(proof: bool) -> None:
     before = torch.get_rng_state()
     ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,4]"], prove=proof)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("proof", [True, False, None])
+def test_a_port_changes_no_value_of_a_module_that_it_is_given(proof: bool | None) -> None:
+    modules = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)) for _ in range(2)]
+    weights = {key: value + 1 for key, value in modules[0].state_dict().items()}
+    before = [{key: value.clone() for key, value in one.state_dict().items()} for one in modules]
+    source, model = modules
+    mapping = ckptool.transfer(weights, model, source_model=source, inputs=["float32[2,4]"], prove=proof)
+    assert (mapping.proof is None) == (proof is False)
+    for one, values in zip(modules, before, strict=True):
+        torch.testing.assert_close(one.state_dict(), values, rtol=0, atol=0)
+        assert one.training

@@ -90,7 +90,7 @@ class Heads(nn.Module):
 
 def test_the_places_of_outputs_answer_which_of_two_heads_is_which() -> None:
     source, model = random(Heads("prs", "psr")), Heads("abc", "abc").eval()
-    doubtful = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3]"])
+    doubtful = ckptool.transfer(source.state_dict(), model, source_model=source, inputs=["float32[2,3]"], prove=False)
     assert {"b.0.weight", "c.0.weight"} <= {entry.target for entry in doubtful.having("guessed")}
     mapping = transferred(source, model, "float32[2,3]")
     assert mapping.proof["equal"]

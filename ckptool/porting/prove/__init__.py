@@ -58,6 +58,7 @@ def prove(
     inputs: Any = None,
     source_inputs: Any = None,
     patience: float = PATIENCE,
+    longer: str = "--patience",
     progress: Tell | None = None,
 ) -> Mapping:
     """Run the source's own code and the model on the same random inputs, and settle doubts by comparing their outputs.
@@ -71,6 +72,7 @@ def prove(
         source_inputs: inputs of the source's code, if it takes another form.
         patience: time limit of a proof, in seconds, from when both models are built. The first comparison of outputs
             takes place in any case, and a run that has begun ends.
+        longer: the option that gives the search more time, for the text of the proof.
         progress: called with a line of text whenever another step begins.
 
     Returns:
@@ -83,7 +85,7 @@ def prove(
         NotFound: the file lacks more than a tenth of the keys of the source's code.
         CannotCarry: inputs are given, and the two models cannot both be run on them.
     """
-    told = Progress(progress, patience)
+    told = Progress(progress, patience, longer)
     told.say("loading the file into the code that it came from")
     ckpt = open_source(source)
     theirs = built(source_model)

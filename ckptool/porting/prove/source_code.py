@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +32,22 @@ def built(model: Any) -> torch.nn.Module:
         return unwrapped(model)
     found = model if isinstance(model, ModelSource) else find_model(str(model))
     return unwrapped(build(found, real=True))
+
+
+@contextmanager
+def values_kept(*models: Any) -> Iterator[None]:
+    """Give each of MODELS that is a module its own parameters and buffers back at the end: a proof loads weights into
+    the modules of its caller, too. Tensors on the meta device have no values, and stay.
+    """
+    modules = [model for model in models if isinstance(model, torch.nn.Module)]
+    held = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not t.is_meta]
+    values = [t.detach().clone() for t in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(held, values, strict=True):
+                tensor.copy_(value)
 
 
 @dataclass(frozen=True, slots=True)

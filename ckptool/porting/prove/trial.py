@@ -30,11 +30,12 @@ PATIENCE = 300.0
 
 class Progress:
     """Reports what a proof does, one line at a time to TELL (to nobody if None), and says when its search has to end:
-    `late` is True from PATIENCE seconds after `begin` on, 300 if nothing else is said.
+    `late` is True from PATIENCE seconds after `begin` on, 300 if nothing else is said. LONGER is the option that gives
+    the search more time.
     """
 
-    def __init__(self, tell: Tell | None = None, patience: float = PATIENCE) -> None:
-        self._tell, self.patience = tell, patience
+    def __init__(self, tell: Tell | None = None, patience: float = PATIENCE, longer: str = "--patience") -> None:
+        self._tell, self.patience, self.longer = tell, patience, longer
         self._until: float | None = None
 
     def say(self, text: str) -> None:

@@ -142,7 +142,7 @@ def _limit(trial: Trial, stopped: str | None) -> str:
     for None.
     """
     if stopped == "time":
-        return f"; the search had its {trial.progress.patience:g} s (--patience gives it more)"
+        return f"; the search had its {trial.progress.patience:g} s ({trial.progress.longer} gives it more)"
     return "" if stopped is None else f"; the search ended after {counted(trial.misses, 'trial')} in vain"
 
 
