@@ -79,10 +79,12 @@ class Mapping(data.Mapping):
     def explain(self, key: str) -> str:
         """Return how one KEY of the model or of the source was matched, as `ckptool transfer --explain` prints it.
 
-        The text about a key of the model has the operations on it, the rules that told it from its look-alikes, its
-        questions, and what decided. That about a key of the source has the keys of the model that are made of it, and
-        those for which it is an option; if there are none of both, the keys of the model that have its sizes (at most
-        five of each). If both sides have the key, the text about the model's comes first.
+        The text about a key of the model has its expression and the operations in it, the steps towards the common
+        form, the rules that told it from its look-alikes, its questions with their options, and what decided. For a key
+        without a source, it has no questions, but the tensors of the source that have its sizes (at most five are
+        named). The text about a key of the source has the keys of the model that read it, and those for which it is an
+        option; if there are neither, the keys of the model that have its sizes (at most five of each). If both sides
+        have the key, the text about the model's key comes first.
         Raises:
             NotFound: neither side has the key.
         """
@@ -92,9 +94,9 @@ class Mapping(data.Mapping):
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the mapping to the file PATH (YAML), which can be read, edited and used again (see
-        `ckptool.read_mapping`). A file with the same text is left as it is.
+        `ckptool.read_mapping`). A file with the same text is left as it is. A mapping file with another text is
+        replaced only if OVERWRITE is true; a file that is no mapping file, and not empty, is never replaced.
 
-        OVERWRITE replaces an existing mapping file with another text.
         Raises:
             OutputExists, Unwritable: the file may not be written there.
             RuleError: the file could not be read again, as it is too large or has a name that is not text.
@@ -105,22 +107,29 @@ class Mapping(data.Mapping):
 
     def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the mapping to the file PATH as a Python module that needs only torch. A file with the same text is
-        left as it is; OVERWRITE replaces another such module.
+        left as it is. Another module that `emit` wrote is replaced only if OVERWRITE is true; any other file that is
+        not empty is never replaced.
 
-        Its function `convert(state_dict)` makes the model's state dict from any checkpoint with these names, as `apply`
-        does. It raises KeyError if the checkpoint lacks a tensor that the mapping reads, and ValueError if it has a
-        tensor that the mapping does not know.
+        The function `convert(state_dict)` of the module makes the model's state dict from any checkpoint with these
+        names, as `apply` does. It raises KeyError if the checkpoint lacks a tensor that the mapping reads, and
+        ValueError if the checkpoint has a tensor that the mapping does not know, or other sizes of a tensor that is
+        taken apart or rearranged, as far as the mapping knows its sizes.
+
+        Raises:
+            OutputExists, Unwritable: the file may not be written there.
         """
         from .emitting import emit
 
         emit(self, path, overwrite=overwrite)
 
     def apply(self, source: Any) -> Checkpoint:
-        """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of tensors), as a Checkpoint
-        for `ckptool.save`.
+        """Return the model's state dict, made of SOURCE (a path, a Checkpoint or a dict of torch tensors), as a
+        Checkpoint for `ckptool.save`.
 
-        Tensors are read when they are written. Guesses are applied, too. Keys without an expression are left out,
-        except counters, which are 0.
+        Tensors are read when they are written. Guesses are applied, too. A counter (`num_batches_tracked`) without an
+        expression is 0; every other key without an expression is left out. A mapping that was read from a file, and not
+        yet given to `transfer` or `apply_mapping`, knows no sizes, so that the sizes of its results are not compared
+        with the model's.
         Raises:
             NotFound: the source does not have a key that the mapping reads.
             RuleError: an operation does not fit the sizes of the source, or gives other sizes than the model's.
@@ -152,25 +161,30 @@ def transfer(
     patience: float = 300.0,
     progress: Callable[[str], None] | None = None,
 ) -> Mapping:
-    """Find which tensor of SOURCE goes where in MODEL. Nothing is changed or written.
+    """Find which tensor of SOURCE goes where in MODEL. Nothing is written. Nothing is changed either, except by a
+    proof: it loads weights into MODEL and SOURCE_MODEL, if these are modules, and they keep the weights that were
+    loaded last.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         model: a torch.nn.Module (also on the meta device, also wrapped), or code as `MODEL.py:Name`.
         at: where the weights are in the file, if there are several.
-        hints: OLD=NEW, from a name of the source to what the model calls it. Hints are used for matching only: no key
-            of the file is renamed.
+        hints: OLD=NEW, from a name of the source to what the model calls it; one text is one hint. Hints are used for
+            matching only: no key of the file is renamed.
         input_channels: the rule for a first layer with another number of input channels: "repeat" (repeated and
-            scaled), "sum", "mean", "zeros" (for new channels) or "first" (the first channels). Without it, the
-            likeliest rule is used, as a guess.
+            scaled), "sum", "mean", "zeros" (for new channels) or "first" (the first channels). It answers every open
+            question about the number of input channels; these entries are then mapped, unless another question about
+            them is open. Without it, the likeliest rule is used, as a guess.
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; searched for if None.
-        source_model: the source's own code, in a form like MODEL. Its order of execution then counts, too.
+        source_model: the source's own code, in a form like MODEL. In matching, its order of execution then counts, too.
+            With MAPPING, or by position, only PROVE uses it.
         source_inputs: example inputs for the source's code, if it takes others than the model; INPUTS if None. If both
             are None, they are searched for, and if none are found, those that were found for the model are used.
         mapping: use this mapping, read or made before, instead of matching. HINTS, BY, FIRST and START then have no
             effect.
         invert: use MAPPING in the opposite direction. Without MAPPING it has no effect.
         numbers: numbers that a mapping for a family of models needs and the weights do not show ({"heads": 32}).
+            Without such a mapping they have no effect.
         by: "position" matches tensors by their order only; HINTS then have no effect.
         first: with `by="position"`: fill only so many tensors.
         start: with `by="position"`: skip the first so many tensors of the source.
@@ -184,12 +198,12 @@ def transfer(
         progress: called with a line of text whenever a proof begins another step.
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
-        the report of `ckptool transfer`. After matching, it has a note if the forward pass of the model could not be
-        followed and a key is anything but a copy of its namesake.
+            the report of `ckptool transfer`. After matching, it has a note if the forward pass of the model could not
+            be followed and some key is made of anything but the source's tensor of the same name.
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, an argument does not fit the two, the
-            source has complex weights for real tensors of the model, or (when matching) next to no key of the model has
-            a source.
+            source has complex weights for real tensors of the model, or (after matching, and a proof if there is one)
+            at most a tenth of the model's keys that need a source have one.
     """
     require("ckptool.transfer", "torch", extra="torch")
     from ..model_code.building import signature_for
@@ -272,6 +286,9 @@ def load_into(
     (DataParallel, DistributedDataParallel, torch.compile) is filled as it is. For a model that several ranks share
     (FSDP2, tensor parallel), each rank calls this and reads only its part; if something does not fit, all ranks raise
     the same error.
+
+    Keys without a source keep the model's values, if PARTIAL accepts them or they need no source; counters of batches
+    (`num_batches_tracked`) without a source become 0.
     Args:
         model: a torch.nn.Module with real parameters. A model shared by ranks may be on the meta device, and gets
             memory. The model is changed only if nothing is wrong or missing.
@@ -323,7 +340,7 @@ def load_into(
 def _for_model(mapping: data.Mapping, source: Any, model: Any, at: str | None) -> Mapping:
     """Return MAPPING, which was read or made before, with the sizes and all keys of MODEL (a module) for SOURCE (a
     Checkpoint, a path or a dict of torch tensors), whose weights are at the path AT if it is given, else where the
-    mapping has them.
+    mapping has them. No forward pass of MODEL is run.
 
     Raises:
         RuleError: its sizes or keys are not those of the model and the source.
@@ -343,14 +360,16 @@ def _replayed(
     invert: bool = False,
     numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
-    """Return MAPPING, which was read or made before, or its inverse, with the sizes and all keys of TARGET, for the
-    source CKPT. The other arguments are as in `transfer`.
+    """Return MAPPING, which was read or made before, or its inverse, with the sizes and all keys of TARGET
+    (`mapping_file.for_target`), for the source CKPT. The other arguments are as in `transfer`.
 
     A mapping for a family is first made one for this source (`apply_mapping`); tensors that the family does not know
-    are ignored. NUMBERS have an effect only for a family. AT takes the place of the path that the mapping has.
+    are ignored. NUMBERS have an effect only for a family. AT takes the place of the path that the mapping has. The
+    inverse of a mapping for one model has no such path: without AT, the file then needs to have exactly one state dict.
     Raises:
         RuleError: its sizes or keys are not those of the model and the source, or its inverse would lose values.
-        NotFound: a number that the family needs is missing.
+        NotFound: a number that the family needs is missing, or there is no state dict.
+        Ambiguous: there are several state dicts, and neither AT nor the mapping says which.
     """
     from . import mapping_file
     from .family import Family
@@ -377,7 +396,8 @@ def apply_mapping(
     """Return MAPPING for SOURCE without a model; the method `apply(source)` of the result makes the weights.
 
     The sizes of the result are those that its expressions give. In a mapping for one model, an expression that reads a
-    key that SOURCE lacks keeps the sizes it had, and only `apply` refuses it.
+    key that SOURCE lacks keeps the sizes it had, and only `apply` refuses it. The `at` of the result is AT, or else
+    that of MAPPING.
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.
         mapping: the name of a built-in mapping (`ckptool mappings` lists them), the path of a file, or a mapping that
@@ -391,8 +411,10 @@ def apply_mapping(
 
     Raises:
         RuleError: a size does not fit, or INVERT is given for one model. For a family, also: the source lacks tensors,
-            or has tensors that the mapping does not know (without LEAVE).
-        NotFound: there is no such mapping, or a number is needed and missing.
+            or has tensors that the mapping does not know (without LEAVE), or NUMBERS has a name that the family does
+            not know.
+        NotFound: there is no such mapping or no state dict, or a number is needed and missing.
+        Ambiguous: there are several state dicts, and neither AT nor the mapping says which.
         Unreadable, Malformed: the file is no mapping file.
     """
     from .applying import open_source
@@ -423,7 +445,8 @@ def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
 
 def read_mapping(path: Any) -> Mapping:
     """Return the mapping for one model in the file PATH (YAML), without sizes: `transfer` and `apply_mapping` add
-    those. docs/transfer.md describes the contents of the file.
+    those. docs/transfer.md describes the contents of the file. A file of a mapping for a family is refused:
+    `apply_mapping` takes its path.
 
     Raises:
         Unreadable, Malformed: there is no such file, or it is no mapping file for one model.

@@ -22,8 +22,11 @@ from .mapping import Entry, Mapping
 
 
 def open_source(source: Any) -> Checkpoint:
-    """Return SOURCE, a path, a Checkpoint or a dict of torch tensors, as a Checkpoint. Numpy arrays of a file that
-    stores its weights as arrays become tensors (see `_with_arrays`).
+    """Return SOURCE, a path, a Checkpoint or a dict of torch tensors, as a Checkpoint. Numpy arrays of a Checkpoint or
+    file that stores its weights as arrays become tensors (see `_with_arrays`); those in a dict stay as they are.
+
+    Raises:
+        CheckpointError: the file cannot be read, or a dict holds a value that no checkpoint can.
     """
     if isinstance(source, Checkpoint):
         return _with_arrays(source)
@@ -51,12 +54,13 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
     """Return key -> tensor for the keys that MAPPING reads from SOURCE, a path, a Checkpoint or a dict of torch
     tensors.
 
-    If the state dict of the mapping lacks a key, "PATH/KEY" is KEY in the state dict at PATH (cut at the last "/"). A
-    key without "/" that it lacks is KEY in the root of the file, if the mapping has a path (`at`) and the root is a
-    dict.
+    A key is looked up in the state dict at the path `at` of MAPPING, or in the only one of SOURCE if it has no `at`. If
+    that state dict lacks a key, "PATH/KEY" is KEY in the state dict at PATH (cut at the last "/"). A key without "/"
+    that it lacks is KEY in the root of the file, if the mapping has a path (`at`) and the root is a dict.
 
     Raises:
-        NotFound: the source lacks some of these keys.
+        NotFound: the source lacks some of these keys, or has no state dict at one of these paths.
+        Ambiguous: MAPPING has no `at`, and SOURCE has several state dicts.
     """
     ckpt = open_source(source)
     weights = ckpt.state_dict(mapping.at)
@@ -89,7 +93,8 @@ def apply(
     mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
 ) -> Checkpoint:
     """Return the state dict of the target, made of SOURCE by MAPPING, as a Checkpoint, in the order of the mapping.
-    Tensors are read when they are written; keys with equal expressions share one tensor.
+    Tensors are read when they are written; keys with equal expressions share one tensor. Tensors made of the source
+    have the types of the source, not those of the model.
 
     The result has the `metadata` of the mapping, the format and path of SOURCE, and in its history a line about how
     many tensors were copied, computed and left. Guesses are applied like all other entries.
@@ -103,6 +108,7 @@ def apply(
 
     Raises:
         NotFound: the source lacks a key that the mapping reads.
+        Ambiguous: the mapping has no path of the state dict, and the source has several state dicts.
         RuleError: an expression cannot be applied to the sizes of the source, or gives other sizes than the model's
             (which a mapping that was read does not know).
     """

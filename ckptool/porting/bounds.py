@@ -25,9 +25,9 @@ _MOST_TRIED = 16
 
 def stand_ins(signature: Signature) -> dict[str, str]:
     """Return key -> short name for the keys of SIGNATURE that are too long to match (over 400 characters or 64
-    components); usually {}. A short name is `START_NUMBER.END`: the first 40 characters of the key, with `_`
-    for dots, a number counted from 0, and the first 40 characters of the key's last component. No two keys get one
-    short name, and none gets that of another key.
+    components); usually {}. A short name is `START_NUMBER.END`: the first 40 characters of the key, with `_` for dots,
+    a number counted from 0, and the first 40 characters of the key's last component. If a key of SIGNATURE has this
+    name, `_` is added at its end. No two keys get one short name, and none gets that of another key.
     """
     long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
     found = {}

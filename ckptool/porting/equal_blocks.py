@@ -139,14 +139,14 @@ class _Side:
         return name if place is None else place.moved(-number)
 
     def equal_from(self, name: str) -> int:
-        """Return the index of the first of the equal blocks at the end of the list NAME: all from there on have one
-        content, follow each other at one distance in every order, and take their inputs alike (`_flow_alike`). 2 for a
-        list of 80 blocks of which the first two differ from the others.
+        """Return the index of the first of the equal blocks at the end of the list NAME: 2 for a list of 80 blocks of
+        which the first two differ from the others. Equal blocks have one content, follow each other at one distance in
+        every order, and take their inputs alike (`_flow_alike`).
 
-        Blocks are not alike in their inputs if what comes before the list goes into them at different places: only
-        from the second block on, all that a decoder takes was computed from the memory of the encoder. If the first
-        two of the blocks with one content are left out, and the others still differ, or if one block is left, return
-        the number of blocks of the list: no blocks count as equal.
+        If the blocks that are equal by content and distances do not take their inputs alike, the first of them is left
+        out, then the first two: in a decoder, only the second block's whole input was computed from the memory of the
+        encoder. If the others still differ, or fewer than two are left, return the number of blocks of the list: no
+        blocks count as equal.
         """
         blocks = self.blocks[name]
         steps = _steps(*blocks[-2:])
@@ -207,10 +207,11 @@ def _flow_alike(blocks: Sequence[_Block]) -> bool:
     """Return whether the forward pass takes the inputs of BLOCKS, successive ones of a list, alike; False for fewer
     than two.
 
-    For each tensor, the weights before the first of BLOCKS that its input was computed from have to be the same in all
-    blocks. Its other weights, each moved by the distance between two blocks, have to differ from those of the same
-    tensor in the next block by the same weights every time, usually by some of the first block or by none. The tensors
-    of the first two blocks have to be at one distance in each order, and in the graph the first block comes first.
+    For each tensor, `before` has the weights that its input was computed from. Those before the first of BLOCKS have to
+    be the same in all blocks. The others, moved by the distance between two blocks, may differ from those of the same
+    tensor in the next block (often by weights of the first block), but by the same weights for every two successive
+    blocks. The tensors of the first two blocks also have to be at one distance in each order, and the second block must
+    not be before the first in the graph.
     """
     if len(blocks) < 2 or any(len(steps) > 1 for steps in _steps(*blocks[:2])):
         return False
@@ -274,8 +275,8 @@ class Shortened:
         return whole.with_entries([found[key] for key in target])
 
     def _equal_place(self, key: str) -> _Place | None:
-        """Return where KEY of the target is in a list, if its block is one of the equal blocks, whether it was left out
-        or not; else None.
+        """Return where KEY of the target is in a list, if its block is one of the equal blocks of a list that was
+        shortened, also if the block was left out; else None.
         """
         place = self.whole[1].places.get(key)
         within = place is not None and place.list in self.equal and place.number >= self.equal[place.list].start
@@ -283,8 +284,9 @@ class Shortened:
 
     def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
         """Return the entry for PLACE: that of this place in the last equal block that was matched, from FOUND (key ->
-        entry), with the number of its block changed in all names: in the expression, the evidence and the questions.
-        In each part of its `way`, the evidence that the two blocks are equal is added.
+        entry), with the number of its block changed in all names: in the expression, the evidence and the questions. In
+        each part of its `way`, the evidence that the two blocks are equal is added; the paths there stay those of the
+        matched block.
         """
         last = place._replace(number=self.equal[place.list][-1])
         like, by = found[str(last)], place.number - last.number

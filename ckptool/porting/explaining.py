@@ -17,9 +17,11 @@ _SEVERAL = 5
 
 
 def explained(mapping: Mapping, key: str, width: int = 100) -> str:
-    """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns. If both have the
-    key, the text about the model's key comes first, then that about the file's. The latter says which keys of the model
-    read it, or have it as an option, or, if there are none of both, have its sizes; at most five of each are named.
+    """Return how KEY, of the model or of the file, was matched, as text with lines of WIDTH columns (words are not
+    broken). If both have the key, the text about the model's key comes first, then that about the file's. The former
+    has the expression, how each part was matched, the questions and what decided; for a key without a source, the
+    tensors of the file that have its sizes. The latter says which keys of the model read it, and which have it as an
+    option, or, if there are neither, which have its sizes. At most five of each are named.
 
     Raises:
         NotFound: neither the model nor the file has the key.
@@ -44,7 +46,8 @@ def rows_of(entry: Entry) -> list[tuple[str, str]]:
     """Return how ENTRY was matched as rows (label, text), each row once, for the web page: the operations of its
     expression ("operation"); for each part of it, the steps ("in the file", "in the model"), the rules that told it
     from its look-alikes ("told apart"), and the rule that supports a pair made by its shape ("supported"); at the end,
-    its answered questions ("answered"). Open questions are left out. [] if there are none of these.
+    its answered questions ("answered"). Steps of the file are left out if the expression reads no tensor of the file
+    (`zeros`, or no expression), and so are open questions. [] if there is nothing to say.
     """
     rows: list[tuple[str, str]] = []
     rows += [("operation", text) for text in _operations(entry.expr)]
@@ -90,7 +93,9 @@ def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
 
 
 def _operations(expr: Expr | None) -> list[str]:
-    """Return what each operation of EXPR does, once; [] for a copy and for none."""
+    """Return for each operation of EXPR how it is written and what it does ("USAGE: SUMMARY"), inner ones first, each
+    once; [] for a copy and for None.
+    """
     found = [] if expr is None or expr.is_copy else dict.fromkeys(expr.operations())
     return [f"{OPERATIONS[name].usage}: {OPERATIONS[name].summary}" for name in found]
 

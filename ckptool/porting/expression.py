@@ -103,7 +103,8 @@ DEEPEST = 64
 
 
 def parse(text: str) -> Expr:
-    """Return TEXT, such as `cat(0, q.weight, k.weight)`, as an expression.
+    """Return TEXT, such as `cat(0, q.weight, k.weight)`, as an expression. A name without a bracket behind it, or a
+    text in double quotes, is a key: alone, it is a copy.
 
     Raises:
         RuleError: the text is no expression, names an unknown operation, gives an operation something else than it
@@ -208,11 +209,12 @@ def _number(text: str) -> Number:
 
 def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Expr]]] | None:
     """Return how to make the keys that X reads from TARGET, a key or an expression that is the result of X; None if an
-    operation of X loses values. SHAPES has the sizes of the keys that X reads.
+    operation of X loses values (`Operation.undone`). SHAPES has the sizes of the keys that X reads.
 
     The result is key -> [(expression over TARGET, the part of the key that it gives: the key itself, or a cut of it)].
     For `cat(0, a, slice(b, 0, 0, 2))` of t it is a -> [(the first rows of t, a)], b -> [(the others, slice(b, 0, 0,
-    2))]. A cut of a key loses nothing here, although it gives a part of the key only: see `reassembled`.
+    2))]. A cut of a key (`slice`, `select`, `of_heads`) loses nothing here, although it gives a part of the key only:
+    see `reassembled`. A cut of another expression (`slice(transpose(b), 0, 0, 2)`) loses values.
     """
     out: dict[str, list[tuple[Expr, Expr]]] = {}
     return out if _undo(x, of(target) if isinstance(target, str) else target, out, shapes) else None

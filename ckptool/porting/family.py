@@ -13,7 +13,8 @@
 
 The text in braces is a formula: whole numbers and names under `numbers`, joined by +, -, * and / (which may leave no
 rest). Each name is computed from the file, for both directions, by such a formula, in which the functions below may
-stand, too. A number FIRST..LAST is a letter: a line is repeated for every value of its letters.
+stand, too, unless `--number NAME=N` gives it. A number FIRST..LAST is a letter: a line is repeated for every value of
+its letters.
 
     count("a.{}.b", …)     the highest number plus one, for the first pattern that fits a key; * is any number
     lowest("a.{}.b", …)    the lowest number; both are 0 if no pattern fits
@@ -97,8 +98,9 @@ class Family:
         numbers: name -> how to compute it: a formula, or FIRST..LAST for a letter, whose lines are repeated.
         lines: the lines of the mapping.
         back: lines for the opposite direction, for keys whose inverse cannot be computed.
-        below: a prefix that keys of the source may have, with a dot at its end, or "".
-        beside: patterns of tensors of the source that are not part of the model.
+        below: a prefix that keys of the source may have, with a dot at its end, or "". In the opposite direction, every
+            key that is made gets it.
+        beside: patterns of tensors of the file (of either direction) that are not part of the model.
         needs: name of a number -> its meaning, for the message if it is missing.
     """
 
@@ -214,9 +216,10 @@ class _Instance:
         (letter of a line -> its value). NAME is the number that it defines, for messages.
 
         Raises:
-            Malformed: TEXT is no formula, or its value is larger than 2**40 or smaller than -2**40.
-            RuleError, NotFound: the file lacks a tensor or number that the formula needs, or a division leaves a rest
-                or is by 0.
+            Malformed: TEXT is no formula, it names a number that the family does not define, or its value is larger
+                than 2**40 or smaller than -2**40.
+            RuleError: the file lacks a tensor that the formula needs, or a division leaves a rest or is by 0.
+            NotFound: a number of the configuration (`config`) is missing.
         """
         try:
             found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
@@ -377,9 +380,9 @@ class _Instance:
         LEAVE and what it raises.
 
         The entries come in the order of the lines, block by block (`_written`); those of lines for any key come last.
-        Inverted, they come in the order in which the lines read them, with those of `back` behind them. A line of which
-        the file has no tensor makes no entry if it is optional. A file is refused if no line takes a tensor of it, or
-        only lines whose expression is `{...}` alone.
+        Inverted, they come in the order in which the lines read them, with those of `back` behind them, and those of
+        lines for any key last. A line of which the file has no tensor makes no entry if it is optional. A file is
+        refused if no line takes a tensor of it, or only lines whose expression is `{...}` alone.
         """
         entries = self._back() if self.invert else self._forth()
         if all(entry.line in self._takes_all for entry in entries):
@@ -405,8 +408,8 @@ class _Instance:
 
     @property
     def _takes_all(self) -> set[int]:
-        """Return the numbers of the lines whose expression is `{...}` alone, so that they take every key of a file.
-        They do not show that a file belongs to the family.
+        """Return the numbers of the lines whose expression is `{...}` alone, so that, unless the mapping is inverted,
+        they take every key of a file. They do not show that a file belongs to the family.
         """
         return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
 
@@ -432,8 +435,9 @@ class _Instance:
 
     def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
         """Yield an entry for each key of the file that no entry of ENTRIES reads and that a line for any key matches (a
-        line with `{...}`, which stands for any text). The entry copies the tensor of the key, and has the name that the
-        line makes of it, with the same text for `{...}`. The first line that matches counts; other keys are left out.
+        line with `{...}`, which stands for any text, also for none). The entry copies the tensor of the key, and has
+        the name that the line makes of it, with the same text for `{...}`. The first line that matches counts; other
+        keys are left out.
 
         SIDES returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         """
@@ -481,7 +485,7 @@ class _Instance:
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
         """Raise RuleError if MISSING, the keys that lines need and the file lacks, is not empty; else do nothing. If
         MISSING is longer than ENTRIES, which were made from the file, the message says that the file does not hold what
-        the family takes; else it names up to five of the missing keys.
+        the family takes (`_other_file`); else it names up to five of the missing keys.
         """
         if not missing:
             return
@@ -521,10 +525,11 @@ class _Instance:
         )
 
     def fits(self) -> bool:
-        """Return whether the file has the keys of more lines of the family, written out, than it lacks: the keys that a
+        """Return whether the file has the keys of more lines of the family, written out, than it lacks: all keys that a
         line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count. If
-        all lines are for any key, return whether one of them takes a key of the file and says more than `{...}`. False
-        if the lines cannot be written out for this file.
+        no line counts (all are for any key, or optional and absent), return whether a line for any key takes a key of
+        the file and has an expression that says more than `{...}`. False if the lines cannot be written out for this
+        file.
         """
         there = absent = 0
         try:

@@ -31,13 +31,16 @@ def shipped() -> list[Family]:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the path of the built-in mapping called TEXT; None if there is no such mapping."""
+    """Return the path of the built-in mapping called TEXT (letters, digits, `_` and `-`); None if there is no such
+    mapping.
+    """
     path = _SHIPPED / f"{text}.yaml"
     return path if re.fullmatch(r"[\w-]+", text) and path.is_file() else None
 
 
 def named(text: str) -> Family | Port:
-    """Return the built-in mapping called TEXT; if there is none, the mapping in the file with the path TEXT.
+    """Return the built-in mapping called TEXT; if there is none, the mapping in the file with the path TEXT. A file
+    with the name of a built-in mapping is read only if its path has another character (`./NAME`).
 
     Raises:
         NotFound: TEXT is a plain name (letters, digits, `_` and `-`) of no mapping and no file.
@@ -155,8 +158,8 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of params.json, or else config.json, in the folder PATH or beside the file PATH. {} if none
-    of them can be read as an object, or if PATH is no path.
+    """Return the contents of params.json in the folder PATH or beside the file PATH, or else those of config.json
+    there: the first of the two that can be read as an object. {} if neither can, or if PATH is no path.
     """
     for name in ("params.json", "config.json"):
         with suppress(CheckpointError, OSError, TypeError, ValueError):

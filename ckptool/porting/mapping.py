@@ -175,7 +175,7 @@ class Mapping:
         target: the name of the model, for messages.
         notes: changes to the source as a whole, and other notes for the report.
         metadata: `_metadata` of the target's state dict, or None.
-        at: the path of the weights in the file, if there was a choice; else None.
+        at: the path of the weights in the file, if there was a choice or the user named it; else None.
         proof: the result of comparing outputs (see `prove`), or None.
     """
 
@@ -222,8 +222,9 @@ class Mapping:
         GUESSES, and the unmapped ones whose key matches none of the patterns GAPS, in their order; [] if there are
         none.
 
-        A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all.
-        None is the same as []: GUESSES=None returns all guessed entries, GAPS=None all unmapped ones.
+        A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all,
+        and one that begins with `re:` the keys in which the regular expression is found. None is the same as []:
+        GUESSES=None returns all guessed entries, GAPS=None all unmapped ones.
 
         Raises:
             RuleError: a text in GUESSES or GAPS is no pattern.

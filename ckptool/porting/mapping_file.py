@@ -338,13 +338,15 @@ _HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Op
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
     """Return MAPPING for the model TARGET and a source of SHAPES (key -> sizes): with the model's sizes, types, name
-    and metadata, and with an entry for each key of the model in its order.
+    and metadata, and with an entry for each key of the model in its order. Expressions, questions and evidence of its
+    entries are kept.
 
-    A key for which the mapping has no entry needs no source if it is a counter, or a buffer that holds no statistics;
-    else it is unmapped. A key whose entry has no expression (in a file: a key under `left`) is always unmapped. If
-    SHAPES lacks a key that an expression reads, the sizes that this expression gives are not compared with the model's.
-    If the source has the keys that the mapping reads only with or without a wrapper, they are renamed (`fitted`). Keys
-    of SHAPES that no entry reads are its unused keys.
+    A key without an entry in the mapping, or with an entry that needs no source (`Entry.default`), needs no source if
+    it is a counter, or a buffer that holds no statistics; else it is unmapped. A key whose entry has no expression for
+    another reason (in a file: a key under `left`) is always unmapped. If SHAPES lacks a key that an expression reads,
+    the sizes that this expression gives are not compared with the model's. If the source has the keys that the mapping
+    reads only with or without a wrapper, they are renamed (`fitted`). Keys of SHAPES that no entry reads are its unused
+    keys.
 
     Raises:
         RuleError: the mapping names keys that the model does not have, or an expression cannot be applied to these

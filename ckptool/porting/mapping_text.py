@@ -21,8 +21,9 @@ from .mapping_file import folded
 
 
 def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
-    """Return the report of MAPPING: coverage and notes, guesses with their doubts, keys without a source, mapped keys,
-    keys that need no source, unused keys, and the proof, with equal blocks in one line.
+    """Return the report of MAPPING: coverage and notes, guesses with their doubts and at most three options each, keys
+    without a source, mapped keys, the number of keys that need no source, unused keys, and the proof, with equal blocks
+    in one line. Parts for which there is nothing are left out.
 
     Args:
         mapping: the mapping.
@@ -169,8 +170,9 @@ class _Row:
 
 def _folded(line: str, width: int, indent: int) -> list[str]:
     """Return LINE wrapped into lines of at most WIDTH columns; [LINE] if it fits. Words are not broken, so that a long
-    word makes a longer line. All lines but the first are indented by INDENT, or by less (at least 6) if the longest
-    word would not fit then. LINE is not wrapped at a no-break space (`_SPACE`), and each becomes a plain space.
+    word makes a longer line. All lines but the first are indented by INDENT, or by less if the longest word would not
+    fit then, but always by at least 6. LINE is not wrapped at a no-break space (`_SPACE`), and each becomes a plain
+    space.
     """
     if len(line) <= width:
         return [line.replace(_SPACE, " ")]

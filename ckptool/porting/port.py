@@ -40,9 +40,9 @@ def port(
     lora_scale: float | None = None,
 ) -> Mapping:
     """Return the mapping from the source to the target: which tensor goes where, with an entry for each key of the
-    target, in its order. Of 66 or more equal blocks on both sides, only the first 33, or a few more, are matched at
-    first, and the others are filled like them (see `equal_blocks`). If the blocks that were matched do not have one
-    result, or the others cannot be filled like them (`carried`), all are matched.
+    target, in its order. If both sides have a list of 66 or more equal blocks (`shortened`), only the first 33 of
+    these, or a few more, are matched at first, and the others are filled like them (see `equal_blocks`). If the blocks
+    that were matched do not have one result, or the others cannot be filled like them (`carried`), all are matched.
 
     Args:
         source: the keys and shapes of the file.
@@ -69,11 +69,12 @@ def _matched(source: Signature, target: Signature, values: Values | None, lora_s
     """Return the mapping from SOURCE to TARGET as they are, with all of their blocks. VALUES and LORA_SCALE are as in
     `port`.
 
-    Of several copies of the model in SOURCE only the preferred one is matched, and the others become options
-    (`copies`). A target network of TARGET that SOURCE lacks gets what fills the network that it follows
-    (`target_networks`). What is left is brought into the common form and matched, pairs are weighed against their
-    swaps, and the holes are filled; then come substitutes for units without a partner, and questions about conventions,
-    the background, pairs that are out of place, and copies.
+    Of two keys of SOURCE for one tensor, the one that TARGET has may become the tensor's own key (`called_as_in`). Of
+    several copies of the model in SOURCE only the preferred one is matched, and the others become options (`copies`). A
+    target network of TARGET that SOURCE lacks gets what fills the network that it follows (`target_networks`). What is
+    left is brought into the common form and matched, pairs are weighed against their swaps, and the holes are filled;
+    then come substitutes for units without a partner, questions about conventions, the background, pairs that are out
+    of place, and copies, and at last the norms that are folded into layers.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     source = called_as_in(source, target)
@@ -143,8 +144,8 @@ class _Entries:
         first of these questions that fits, or none; a key without an expression gets none:
 
         - LEFT_BESIDE: an unused tensor of the source (an adapter, a mask, a scale) seems to belong to a layer that the
-          key reads (`_left_beside`). The question names this tensor. A statistic that may be one that old instance
-          norms did not use (`_may_be_unused`) is left out if the model has an instance norm there.
+          key reads (`_left_beside`). The question names this tensor. It does not fit if the tensor is a statistic that
+          old instance norms kept and did not use (`_may_be_unused`), and the key is of an instance norm of the model.
         - LEFT_OUT_BESIDE: the source's code runs an unused layer on the input of a layer that this key, or another key
           of its module, reads (`_left_out`). The question names the unused layer; of several keys, the last decides.
         - NEW_BESIDE: the key reads one tensor, its module has another name than the source's (`_called_alike`), and a
@@ -267,8 +268,8 @@ class _Entries:
         that are alone: code that adds the outputs of layers may keep one bias for them.
 
         A bias of the model is alone if it is the only key of its module. If it has an expression, this becomes the sum
-        of it and of all of the named biases with its sizes. Such an entry gets the question BIAS_FOR_ALL, with the old
-        expression as option, and all questions LEFT_BESIDE about biases that were added are removed from all entries.
+        of it and of all of the named biases with its sizes. The entry gets the question BIAS_FOR_ALL, with the old
+        expression as option. In all entries, the open questions LEFT_BESIDE about biases that were added are answered.
         If nothing can be added, the entries stay as they are.
         """
         left = {q.named[0] for one in entries for q in one.questions if q.reason is Reason.LEFT_BESIDE}
@@ -323,12 +324,14 @@ class _Entries:
     def _entry(self, key: str) -> Entry:
         """Return the entry for KEY, a key of the target, by the first of these cases that fits:
 
-        - KEY is tied to another key, and has no expression over holes of its own (`assembly`): the entry of that key.
-          But if that is unmapped, and the source has KEY in other sizes, this is why KEY is unmapped.
+        - KEY is tied to another key, and has no expression over holes of its own (`assembly`): the entry of that key,
+          with KEY and with the tie as evidence. But if that is unmapped, and the source has KEY in other sizes, KEY is
+          unmapped with the reason OTHER_SIZES.
         - KEY is a counter: the entry that `_counter` makes.
         - A hole of KEY is empty: a buffer that the model may compute (`_is_constant`) keeps the model's own value
           (`default`), but is unmapped with the question COMPUTED_OR_READ if an unused tensor of the source could fill
-          it. Any other key is unmapped, with the reason as question.
+          it (`_could_fill`). Any other key is unmapped; its question is the reason why its first empty hole with a
+          known reason is empty, or NOTHING if no reason is known.
         - All holes of KEY are filled: the expression made of what fills them, with the questions and evidence of the
           holes. If the expression is a copy, questions about layout count as answered.
         """
@@ -401,8 +404,8 @@ class _Entries:
 
     def _counter(self, blank: Entry) -> Entry:
         """Return BLANK, the entry of a counter of batches in a norm of the model, as a copy of the counter of the norm
-        that this one was paired with, with the evidence and, without options, the questions of that pair. If there is
-        no such counter in the source, it keeps the model's own value (`default`).
+        that this one was paired with, with the evidence and, without options, the questions of that pair. If the norm
+        has no partner, or the partner has no counter, BLANK keeps the model's own value (`default`).
         """
         path = self._target.counters[blank.target]
         norm = next(
@@ -419,7 +422,9 @@ class _Entries:
         return replace(blank, default=True, evidence="a counter; the source has none")
 
     def _is_constant(self, key: str) -> bool:
-        """Return whether KEY is a buffer of the model without running statistics, so that the model may compute it."""
+        """Return whether KEY is a buffer of the model and no running statistic, so that the model may compute it. False
+        if it is not known whether KEY is a buffer.
+        """
         entry = self._target.signature.entries[key]
         piece = next((p for p in self._target.pieces.values() if p.entry.key == key), None)
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)

@@ -40,7 +40,9 @@ class Line:
     def malformed(
         self, what: str, path: StrPath, *, evidence: Sequence[str] = (), hint: str | None = None
     ) -> Malformed:
-        """Return an error about this line that begins with its number; the arguments are those of the error."""
+        """Return (not raise) the error Malformed about this line: its text is the line's number, if it is known, and
+        WHAT. PATH is the file; EVIDENCE and HINT are those of the error.
+        """
         return Malformed(place_of(self.number) + what, where=path, evidence=evidence, hint=hint)
 
 

@@ -49,9 +49,11 @@ def require_accepted(
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
-        NoMatch: a pattern matches no key of the model.
-        Doubtful: some were not accepted. The message shows up to eight of them, one of several that differ in numbers
-            only, says how to settle guesses, and ends with the options that accept them.
+        RuleError: a text is no pattern.
+        NoMatch: a pattern matches no key of the model, also if nothing is to be accepted.
+        Doubtful: some were not accepted. The message shows up to eight of them, of several whose keys differ in digits
+            only the first, says how to settle guesses that have options, and ends with the options that accept all of
+            them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
         _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
@@ -78,7 +80,9 @@ def require_accepted(
 
 
 def _not_written(command: str) -> str:
-    """Say that nothing was written, or, if COMMAND asks for a mapping file, a page or code, that no weights were."""
+    """Return "no weights were written" if COMMAND asks for a mapping file, a page or code, which are written all the
+    same; else "nothing was written".
+    """
     beside = any(option in command for option in ("--save-mapping", "--html", "--emit"))
     return "no weights were written" if beside else "nothing was written"
 
@@ -148,7 +152,9 @@ def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> Non
 
 
 def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:
-    """Return the first of ENTRIES, at most LIMIT; of several whose keys differ in numbers only, the first alone."""
+    """Return the first of ENTRIES, at most LIMIT; of several whose keys are equal with 0 for each digit, the first
+    alone: of `h.1.w`, `h.2.w` and `h.10.w`, the first and the last.
+    """
     seen: set[str] = set()
     out = []
     for entry in entries:

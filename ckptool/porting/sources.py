@@ -50,16 +50,18 @@ def match_signature(
     """Return the mapping from SOURCE to TARGET, with an entry for each key of TARGET.
 
     Of several state dicts (the 16 likeliest are tried; a note says if there are more), the one that fills most elements
-    of the model is used; of equals, first the one whose path names the model (`_named_by_model`), then the one with the
-    more usual name ("model" before "ema"), then the first. If others fill as much, and the path of the used one does
-    not name the model, every entry with an expression becomes a guess (`_one_of_several`). State dicts without keys of
-    SOURCE_CODE are skipped.
+    of the model, zeros not counted, is used; of equals, first the one whose path names the model (`_named_by_model`),
+    then the one with the more usual name ("model" before "ema"), then the first. If others fill as much, and the path
+    of the used one does not name the model, every entry with an expression becomes a guess (`_one_of_several`). State
+    dicts without tensors, or without keys of SOURCE_CODE, are skipped.
 
     All state dicts count as one source together (`_all_together`; shares of ranks may be joined) in three cases:
 
-      - there are more than eight, and none has a "." or "/" in its keys: each is one module;
-      - there are two to eight, and together they fill over 5 % more of the model than the best one alone (any more is
-        enough, if what is read beside the best one has the name of a module of the model, `_named_as_parts`);
+      - there are more than eight, and none has a "." or "/" in its keys: each is one module. Tensors of floating type
+        that are directly in a dict around them belong to it, too;
+      - there are two to eight, the best one alone leaves some of the model without a source, and together they fill
+        over 5 % more of the model than the best one alone (any more is enough, if they are read from another state dict
+        that has the name of a module of the model, `_named_as_parts`);
       - there are two to eight, and none alone has keys of SOURCE_CODE.
 
     Without AT, tensors beside a state dict are read as well, if that fills more (`_beside`). The mapping has the path
@@ -72,10 +74,10 @@ def match_signature(
         source_code: the signature of the source's own code, whose order of execution then counts, too.
 
     Raises:
-        NotFound: there is no state dict in the source, none has the keys of SOURCE_CODE, or a key has a number of more
-            than 1,000 digits.
+        NotFound: there is no state dict in the source, all are empty, none has the keys of SOURCE_CODE, or a key has a
+            number of more than 1,000 digits.
         NoMatch: a hint matches no key.
-        RuleError: the source has far too many tensors, or hints give two keys one name.
+        RuleError: the source has far too many tensors, a hint cannot be read, or hints give two keys one name.
     """
     ckpt = open_source(source)
     found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
@@ -304,16 +306,17 @@ def _below(path: str, key: str) -> str:
 
 
 def _with_code(signature: Signature, code: Signature | None) -> Signature:
-    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, says about its keys:
-    module, place in the order of execution, function, facts of the forward pass, whether it is trained. SIGNATURE as it
-    is if CODE is None.
+    """Return SIGNATURE, of a file, with what CODE, the signature of the source's own code, says about its keys: module,
+    place in the order of execution, function, facts of the forward pass, whether it is trained. SIGNATURE as it is if
+    CODE is None.
 
     A key of the file is that of the code with the same name, also without wrappers. If fewer than half of the code's
     keys have such a name, equal names below a prefix of the file count instead, if there are any (`named_alike`). In
     both ways, the sizes have to be equal, too. If fewer than half of the code's keys are found so, pairs that matching
     makes without a doubt count as well (`port`); a key of the file that is only a part of the code's tensor, or is
-    rearranged in it, then gets only its place in the order of execution, its function and whether it is trained. The
-    result has the `rotary` of CODE. It counts as traced if CODE is, and nine tenths of the keys of CODE were found.
+    rearranged in it, then gets only its place in the order of execution, its function and whether it is trained, and
+    does not count as found. Other keys of the file stay as they are. The result has the `rotary` of CODE. It counts as
+    traced if CODE is, and nine tenths of the keys of CODE were found.
     Raises:
         NotFound: no key of the file is one of the code's.
     """
@@ -399,13 +402,16 @@ def _ported(
     scale: float | None,
 ) -> Mapping:
     """Return the mapping from SIGNATURE, one state dict of the source, to TARGET, over the keys of SIGNATURE. TENSORS
-    has key -> tensor of the source, HINTS are as in `match_signature`, SCALE is that of low-rank adapters.
+    has key -> tensor of the source, HINTS are as in `match_signature`, SCALE is that of low-rank adapters. Values of
+    tensors with at most 65,536 elements may be looked at.
 
-    Keys are renamed by HINTS for matching only. Without hints, keys that are only numbered in a row get the names of
-    the model's keys by position (`named_by_position`); an entry that nothing else tells from another gets a question.
-    So do the entries for which matching did not follow a hint (`_doubt_what_is_against`). If keys of the source are
-    unused while entries are guesses or without a source, matching is tried again with tensors of equal values as one
-    (tied); that mapping is returned if it has fewer entries without a source, or as many and fewer guesses.
+    Keys are renamed by HINTS for matching only; names that are too long to match are shortened for it (`stand_ins`).
+    Without hints, keys that are only numbered in a row get the names of the model's keys by position
+    (`named_by_position`); an entry that nothing else tells from another gets a question. With hints, the entries for
+    which matching did not follow a hint get a question (`_doubt_what_is_against`). If keys of the source are unused
+    while entries are guesses or without a source, and some tensors have equal values (`doubles`), matching is tried
+    again with these as one (tied); that mapping is returned if it has fewer entries without a source, or as many and
+    fewer guesses.
 
     Raises:
         NotFound: a key has a number of more than 1,000 digits.
@@ -454,11 +460,11 @@ def _open(mapping: Mapping) -> tuple[int, int]:
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
     """Return (SIGNATURE with its keys renamed by HINTS, old key -> new key for all keys). The first hint that matches a
-    key renames it, and no other. A key that none matches keeps its name. Without hints the dict is empty.
+    key renames it, and no other. A key that none matches keeps its name. Without hints: (SIGNATURE, {}).
 
     Raises:
         NoMatch: a hint renames no key, also because earlier hints match the same keys.
-        RuleError: two keys would have one name.
+        RuleError: a hint cannot be read, or two keys would have one name.
     """
     if not hints:
         return signature, {}
@@ -551,9 +557,9 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
 def by_position(
     source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
 ) -> Mapping:
-    """Return the mapping that pairs tensors by their order, as certain. Counters of both sides are passed over and need
-    no source; a tied key of the target gets what the key gets that it is tied to. Further tensors of the source are
-    unused.
+    """Return the mapping that pairs tensors by their order, as certain: the first of the source with the first of the
+    target, and so on. Counters of both sides are passed over, and those of the target need no source; a tied key of the
+    target gets what the key gets that it is tied to. Further tensors of the source are unused.
 
     Args:
         source, target, at: as in `match_signature`.
@@ -635,10 +641,11 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
-    """Return a line for each near miss, four at most: a key of MAPPING without a source, with two or more dimensions,
-    for which the source has a key with the same last component and as many dimensions. The line has that key of the
-    source (of several, the one of the same name, else the most similar), and in which dimensions and by which factor
-    the sizes differ. If there are no near misses, return one line with the first four keys of the source.
+    """Return a line for each near miss, four at most: a key of MAPPING that needs a source and has none, with two or
+    more dimensions, for which the source has a key with the same last component and as many dimensions. The line has
+    that key of the source (of several, the one of the same name, else the most similar, else the first), and in which
+    dimensions and by which factor the sizes differ. If there are no near misses, return one line with the first four
+    keys of the source.
     """
     lines: list[str] = []
     tails: dict[str, list[str]] = {}

@@ -152,7 +152,8 @@ class Words:
     tensor.
 
     Each attribute is the section with its name, where a comment says what it means; `glued` and `glued_to` are one
-    section. Phrases are tuples of words.
+    section, and `derived` also has the names of known buffers that models compute (`COMPUTED`). Phrases are tuples of
+    words.
     """
 
     leaves: dict[tuple[str, ...], str]
@@ -202,7 +203,7 @@ class Words:
 
 @cache
 def table() -> Words:
-    """Return the vocabulary of names, which is read once."""
+    """Return the vocabulary of names in `words.yaml`. The file is read once."""
     import yaml
 
     text = files(__package__).joinpath("words.yaml").read_text(encoding="utf-8")
@@ -295,8 +296,9 @@ def table() -> Words:
 
 @cache
 def cut(name: str) -> tuple[str, ...]:
-    """Return the words of NAME, in lower case. Each is a run of capitals ("LSTM"), of small letters with or without a
-    capital before them, or of digits; all other characters separate words: "queryProj2" gives ("query", "proj", "2").
+    """Return the words of NAME, in lower case. Each is a run of capitals, of small letters with or without a capital
+    before them, or of digits; all other characters separate words: "queryProj2" gives ("query", "proj", "2"),
+    "LSTMCell" ("lstm", "cell"). Letters other than a to z separate words, too.
     """
     return tuple(word.lower() for word in _WORD.findall(name))
 
@@ -360,7 +362,8 @@ def all_in(words: Iterable[str], name: str) -> bool:
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
     """Return the words of all components of PATH, in lower case. A word that ends in a kind of layer, or begins with a
     letter for queries, keys, values or weights before a known word, is two words (`_apart`): "skipbn" gives ("skip",
-    "bn"). A component that is a number begins with 0: `attn.2` gives ("attn", "02"), `attn2` ("attn", "2").
+    "bn"). If a component is a number, its word gets a 0 in front: `attn.2` gives ("attn", "02"), but `attn2` ("attn",
+    "2").
     """
     return _words_of(tuple(path))
 
@@ -504,7 +507,8 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
 @cache
 def _kinds() -> frozenset[str]:
     """Return the words for kinds of layers and for weights, which do not tell one norm from another: those of all
-    phrases for norms and convolutions ("norm", "conv"), and others such as "linear", "proj" and "weight".
+    phrases for norms and convolutions ("norm", "conv"), and "linear", "dense", "fc", "proj", "projection", "batch",
+    "weight" and "bias".
     """
     purpose = table().group("purpose")
     words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}

@@ -141,8 +141,8 @@ class _Module:
         self.body = [line for loop in loops_of(steps_of(mapping.entries)) for line in self._loop(loop)]
 
     def text(self) -> str:
-        """Return the whole module as text: docstring, imports, the pattern of keys that are left behind, `convert`, and
-        the helpers that this calls.
+        """Return the whole module as text: docstring, imports, the pattern of keys that are left behind, the sizes of
+        tensors that are taken apart or rearranged, `convert`, and the helpers that this calls.
         """
         helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
         code = [*helpers.values()]
@@ -244,9 +244,9 @@ class _Module:
         yield "}"
 
     def _convert(self, nested: bool, views: bool) -> Iterator[str]:
-        """Yield the lines of the function `convert`: its docstring, its inner functions `take` and (if the body copies
-        several tensors at once) `move`, the body, and a check that raises ValueError for keys of the checkpoint that
-        are neither read nor in `LEFT_BEHIND`.
+        """Yield the lines of the function `convert`: its docstring, a call of `check_sizes` (if there are `sizes`), its
+        inner functions `take` and (if the body copies several tensors at once) `move`, the body, and a check that
+        raises ValueError for keys of the checkpoint that are neither read nor in `LEFT_BEHIND`.
 
         NESTED: keys of the source lie in dicts inside of the state dict, which is made flat first. VIEWS: some results
         are views of tensors of the source, so that all results get memory of their own.
@@ -417,8 +417,10 @@ class _Module:
 
 
 def _sizes(mapping: Mapping) -> dict[str, tuple[int, ...]]:
-    """Return key -> sizes for the tensors of the source that an operation of MAPPING changes which has numbers that
-    belong to these sizes. Keys whose tensors all have one size are one key, with "*" for each number.
+    """Return key -> sizes of the tensors of the source that `check_sizes` of the code compares: those that an
+    expression of MAPPING reads in which some operation has numbers that belong to these sizes (`slice`, `reshape`; all
+    but `_OF_ANY_SIZE`). Tensors whose sizes MAPPING does not know are left out. If all tensors of the source whose keys
+    differ only in numbers have one size, these keys are one key, with "*" for each number.
     """
     exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
     read = (key for x in exprs if not _OF_ANY_SIZE.issuperset(x.operations()) for key in x.keys())  # noqa: SIM118

@@ -309,10 +309,10 @@ def _numbers_of_places(step: Step) -> set[int]:
 def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
     """Return (constant, factors), integers of which none is negative, so that each of VALUES is the constant plus the
     sum of the factors times the numbers in its row of ROWS: (1, (2,)) for the rows (0,), (1,) and the values 1, 3. None
-    if there are no such integers, or if no two rows differ in some column alone.
+    if there are no such integers, or if for some column no two rows differ in that column alone.
 
     Some rule fits any two different values, by chance. Therefore, if VALUES are indices into a tensor (IS_PLACE) and
-    only two of them differ, the result is None unless VALUES equal the numbers in one column of ROWS.
+    are only two different numbers, the result is None unless VALUES equal the numbers in one column of ROWS.
     """
     width = len(rows[0])
     factors = []
