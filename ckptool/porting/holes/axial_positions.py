@@ -14,13 +14,17 @@ from .filling import Filled, Filling
 
 def positions_of_axes(filling: Filling) -> None:
     """Fill each position table of the model for videos from the source's table of frames and its table of the places in
-    a frame. Its rows are those for a class token, if there are any; then, frame after frame, the sum of the frame's row
-    and the place's row for each place. This is a question; the option has the sums of all frames for each place.
+    a frame. The rows of the filled table are those for a class token, if the source has a table of these; then, frame
+    after frame, the sum of the frame's row and the place's row for each place. This is a question; the option has the
+    sums of all frames for each place. The places are noted as the source.
 
-    Among the position tables of the source without a partner, exactly one has a word for frames in its name, one a word
-    for places, and at most one a word for the class token, and those of frames and places have one width; else nothing
-    is done. A position table of the model without a partner is filled if it has the sizes [rows for the class
-    token + frames * places, width] and is not filled yet.
+    Nothing is done unless, of the position tables of the source without a partner (by the label of their names),
+    exactly one has a word for frames in its name, one a word for places, and at most one a word for the class token.
+    These two or three tables have one width, and no more than one table of rows each (dimensions before the last two
+    are of size 1).
+
+    A position table of the model without a partner is filled if it is not filled yet and has, without sizes of 1, the
+    sizes [rows for the class token + frames * places, width].
     """
     tables = [u for u in filling.matching.free_sources if label_of(u, "embedding") == "position"]
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
@@ -63,8 +67,9 @@ def _sums(outer: Piece, inner: Piece) -> Expr:
 
 
 def _copies(x: Expr, dim: int, times: int) -> Expr:
-    """Return TIMES copies of X side by side along dimension DIM, bit for bit: `repeat` divides by the number of copies,
-    which is exact for a power of two.
+    """Return TIMES copies of X side by side along dimension DIM, bit for bit. `repeat` divides by the number of copies,
+    which is exact for a power of two: as many copies as the next such power are made and multiplied by it, and the
+    first TIMES are cut out.
     """
     enough = float(2 ** (times - 1).bit_length())
     return ex.part(ex.scale(ex.repeat(x, dim, int(enough)), enough), dim, 0, times)

@@ -15,10 +15,15 @@ def doubt_broadcast(filling: Filling) -> None:
     """Ask about two or more parameters of one module that on one side all differ in the places of their sizes of 1 ([1,
     8, 4], [8, 1, 4]), and have one shape on the other side, where only an index in the code (`w[:, None]`) shows along
     which dimension a parameter is added. Names say little there: some code calls "width" what lies along the height.
-    The parameters stay; the options of each are what fills the others of the module.
+    The parameters stay; the options of each are what fills the others of the module, reshaped to its sizes.
 
-    Nothing is asked about parameters that were paired by equal names, or that read anything but one parameter of their
-    partner, as the file has it. Nothing at all is asked if the source has all keys of the model (`same_names`).
+    Only parameters that may be exchanged are compared: they have one role, their modules and those of their partners
+    are the same, and their shapes, as stored on both sides, are equal but for sizes of 1 and have equally many
+    dimensions per side.
+
+    Nothing is asked about parameters that were paired by equal names, or whose expression reads anything but one whole
+    key of the file, that of their partner. Nothing at all is asked if the source has the keys of all parameters of the
+    model (`same_names`).
     """
     modules: dict[object, list[tuple[Piece, Piece, Filled]]] = defaultdict(list)
     for hole, filled in () if filling.same_names else filling.holes.items():

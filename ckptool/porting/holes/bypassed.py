@@ -40,10 +40,11 @@ def _move_or_ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) 
     THEIRS is None if that is not known of the source.
 
     If both codes have equally many parts, there is no open question in two cases: both pass on the same part and join
-    the parts in one order (the tensors stay), or both join the parts in the order in which they cut them (the source's
-    part is moved to the place of the model's). Else the tensors stay, with a question. Its option moves the first part
-    to the place of the model's, or the last part if the model's is the first. Tensors whose channels cannot be cut into
-    the parts are left out.
+    the parts in one known order (the tensors stay), or both join the parts in the order in which they cut them (the
+    source's part is moved to the place of the model's). In all other cases, also if the codes are known to differ, the
+    tensors stay, with a question. Its option moves the first part to the place of the model's, or the last part if the
+    model's is the first. Left out are tensors that are not filled, that lack the dimension of the parts, or whose
+    channels there the number of parts does not divide.
     """
     known = None
     if theirs is not None and theirs.parts == own.parts:
@@ -71,8 +72,8 @@ def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
 
 
 def _is_whole(filling: Filling, piece: Piece) -> bool:
-    """Return whether one tensor of the source fills PIECE, a whole tensor of the model, so that its parts are in the
-    order of the source.
+    """Return whether PIECE of the model is filled, has the sizes of its key, and joins no tensors of the source (its
+    expression has no `cat`), so that its parts are in the order of the source.
     """
     filled = filling.holes.get(piece.name)
     return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()

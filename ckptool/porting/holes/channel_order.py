@@ -52,8 +52,8 @@ def _is_pointwise(piece: Piece) -> bool:
 
 def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr | None:
     """Return EXPR, which fills HOLE of the layer T from S, with HEADS as the outer index instead of the inner one: in
-    the rows of weights and biases for queries, keys and values, and in the columns of the weight of the output layer.
-    None for other tensors, and if HEADS does not divide the rows or columns.
+    the rows of weights and biases for queries, keys and values, by the name of T, and in the columns of the weight of
+    the output layer, by the name of T or S. None for other tensors, and if HEADS does not divide the rows or columns.
     """
     shape = t.pieces[hole.role].shape
     if hole.role in ("weight", "bias") and part_label(t.path) in ("q", "k", "v"):
@@ -66,11 +66,18 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
 
 
 def doubt_flattened(filling: Filling) -> None:
-    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten in
-    different orders; unless both forward passes show the orders, this is a question (`_OfMaps.reorder`). Also
-    reorder the columns of each other layer that takes two flattened dimensions, such as tokens and their channels, if
-    the source's code has them the other way round, or ask (`_reorder_merged`); so it is with maps that the source's
-    code makes without a convolution.
+    """Reorder the columns of each layer that takes flattened feature maps (`_after_maps`), if the two codes flatten
+    them in different orders. If both forward passes show the orders, there is no open question; else there is one
+    (`_OfMaps.reorder`).
+
+    Before that, the weight of a layer that is not of an attention is tried in another way (`_reorder_merged`), unless
+    both forward passes show the orders of its maps: its columns may be two flattened dimensions, such as tokens and
+    their channels, or maps that the source's code makes without a convolution. If both forward passes show these two
+    dimensions, `_reorder_merged` decides alone. If only the model's does, it asks; but not about a layer after maps,
+    nor if the source was traced or the two layers come from the same code (`Filling.same_code`).
+
+    A layer is of an attention if its name says so (`_is_of_attention`), or if a layer directly in its module computes
+    queries, keys or values, by the code of a side or by the name in the model.
     """
     attended = {t.path[:-1] for t, s in filling.matching.pairs if t.attends or s.attends or part_label(t.path)}
     for hole, filled in filling.holes.items():
@@ -86,7 +93,10 @@ def doubt_flattened(filling: Filling) -> None:
 
 
 def _is_of_attention(t: Unit, s: Unit) -> bool:
-    """Return whether T or S is a layer of an attention by its name: heads are a matter of all layers of one."""
+    """Return whether the name of T or of S is that of a layer of an attention: it has the label "o" (output layer), or
+    a word such as `attn` anywhere in its path. Two flattened dimensions of such a layer are heads, which other rules
+    look at.
+    """
     words = {*words_of(t.path), *words_of(s.path)}
     return "o" in (label_of(t, "attention"), label_of(s, "attention")) or not _ATTENTION.isdisjoint(words)
 
@@ -97,10 +107,13 @@ _ATTENTION = frozenset({"attn", "attention", "attend", "sa", "mha"})
 
 def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
     """Transpose the two dimensions in the columns of the weight of T, which FILLED copies from S or transposes, if both
-    forward passes show which sizes they flatten, and these are exchanged. If only the model's shows it, the columns
-    stay, and with ASKS there is a question with the transposed ones as its option. Dimensions of one size, or of one
-    element, stay as they are, and so do square matrices, as most output layers of attentions are. Return whether both
-    forward passes show the order.
+    forward passes show which two sizes they flatten, and these are exchanged. There is no open question then. If only
+    the model's forward pass shows it, the columns stay, and with ASKS there is a question with the transposed ones as
+    its option.
+
+    Return True if the source's forward pass shows the model's two sizes, in either order; else False. Nothing is done,
+    and False is returned, if FILLED is no copy or transpose, if the two dimensions have one size or one of them is 1,
+    if their product is not the number of columns of T, or if T is square, as most output layers of attentions are.
     """
     own, theirs = t.main.entry.facts.merged, s.main.entry.facts.merged
     whole = filled.expr.is_copy or ex.is_transposed(filled.expr)
@@ -123,10 +136,13 @@ def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
 def doubt_unflattened(filling: Filling) -> None:
     """Reorder what holds something for each number of rows that become feature maps, if the two codes make maps of them
     in different orders: the rows of a layer, its bias, vectors of a norm behind it, and the columns of a table that is
-    added. Unless both forward passes show the orders, this is a question (`_OfMaps.reorder`).
+    added. If both forward passes show the orders, there is no open question; else there is one (`_OfMaps.reorder`).
+    Tensors of more than two dimensions, or with another number of rows or columns than the maps have numbers, are left
+    out.
 
-    Where they do not, a vector or a table has the order of the matrices whose rows become such maps (`_order_of`), if
-    they have one order. Nothing is asked about layers of the same code (`Filling.same_code`).
+    For each tensor, `_order_of` gives the source's order. If that is not shown for a vector or a table, but the
+    matrices whose rows become such maps have just one order, the vector or table gets this one, and it is shown if it
+    is so for the matrices. A tensor without an order, as of layers of the same code (`Filling.same_code`), stays.
     """
     orders: dict[Flattened, set[tuple[str, bool]]] = defaultdict(set)
     made = []
@@ -176,10 +192,10 @@ class _OfMaps:
         return self.rows and len(self.piece.shape) == 2 and self.piece.entry.how in PRODUCTS
 
     def reorder(self) -> None:
-        """Reorder the columns, or the rows, from the source's order to the model's: without an open question if both
-        forward passes show the orders, else with a question that has the plain tensor as its option. But if the
-        model's order is neither "nchw" nor "nhwc", and the source's is "nchw", the plain tensor stays, and the
-        reordered one is the option.
+        """Reorder the columns, or the rows, from the source's order to the model's. If both forward passes show the
+        orders, there is no open question. Else there is one: the reordered tensor is taken, and the plain one is the
+        option; but it is the other way round if the model's order is neither "nchw" nor "nhwc", and the source's is
+        "nchw".
         """
         named = self.maps.order.upper(), self.theirs.upper()
         moved, as_here = Reason.FLATTENED, Reason.FLATTENED_AS_HERE
@@ -193,7 +209,9 @@ class _OfMaps:
             self.filled.ask(as_here, *named, options=[self._moved()])
 
     def _moved(self) -> Expr:
-        """Return the tensor with its columns, or its rows, in the model's order."""
+        """Return the tensor in the model's order: its rows, if it is a matrix that makes the rows (`makes_rows`); else
+        its last dimension, the columns of a matrix or the numbers of a vector.
+        """
         if self.makes_rows:
             return ex.transpose(self._with_columns_moved(ex.transpose(self.filled.expr), self.piece.shape[::-1]))
         return self._with_columns_moved(self.filled.expr, self.piece.shape)
@@ -212,8 +230,9 @@ class _OfMaps:
 
 def _after_maps(filling: Filling, filled: Filled, t: Unit, s: Unit, role: str) -> _OfMaps | None:
     """Return the tensor ROLE of T, which FILLED fills from S, as the weight of a layer after flattened maps, with the
-    orders in which the two codes flatten them (`_order_of`). None if it is no weight, if the model's forward pass does
-    not show that it takes flattened maps, or if its columns are not as many as the maps have numbers.
+    order in which the source's code flattens them (`_order_of`). None if the tensor is no weight, if the model's
+    forward pass does not show that it takes flattened maps, if its columns are not as many as the maps have numbers, or
+    if `_order_of` returns None: the layers come from the same code, and the order is not shown.
     """
     piece = t.pieces.get(role)
     flattened = None if piece is None or role != "weight" else piece.entry.facts.flattened
@@ -227,9 +246,9 @@ def _order_of(
     filling: Filling, filled: Filled, maps: Flattened, t: Unit, s: Unit, seen: Flattened | None
 ) -> tuple[str, bool] | None:
     """Return (order in which the source's code holds maps that the model holds as MAPS, whether both forward passes
-    show it) for the weight of T that FILLED fills from S. SEEN is what the source's forward pass shows of S.
+    show it) for the tensor of T that FILLED fills from S. SEEN is what the source's forward pass shows of S.
 
-    Both orders are known if both forward passes show maps of the same sizes, and the weight is a copy, or transposed.
+    Both orders are known if both forward passes show maps of the same sizes, and the tensor is a copy, or transposed.
     Else None for layers of the same code (`Filling.same_code`); for others the order of the source is "nhwc" if its
     framework or the name of the weight says that channels are last (`holds_channels_last`), or "nchw".
     """

@@ -105,8 +105,8 @@ def _are_wide(squares: Sequence[tuple[float, int]]) -> bool:
 
 
 def _is_zero(filling: Filling, bias: Filled) -> bool:
-    """Return whether BIAS is a tensor of the source that holds zeros alone, which no factor changes. False if its
-    values cannot be read.
+    """Return whether BIAS is a copy of a tensor of the source that holds zeros alone, which no factor changes. False if
+    it is no copy, or if its values cannot be read.
     """
     found = filling.values(bias.expr.key) if filling.values is not None and bias.expr.is_copy else None
     return found is not None and not found.any()

@@ -48,12 +48,14 @@ class Filled:
 
     def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
         """Add an open question whether the hole is filled with this expression or one of OPTIONS. If the same question
-        is open, it gets the options as well.
+        (reason and names) is open, it gets the options as well, behind its own. A question keeps its first eight
+        options.
 
         Args:
             reason, named: the sentence, and the text for each `{}` in it.
             options: the other expressions, the likeliest first.
-            exchange: fill the hole with the first option, and make the present expression an option; needs an option.
+            exchange: fill the hole with the first option, and make the present expression the first option in its
+                place; needs an option. The options of earlier questions stay as they are.
         """
         if exchange:
             self.expr, options = options[0], (self.expr, *options[1:])
@@ -61,7 +63,7 @@ class Filled:
 
     def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
         """Fill the hole with EXPR, and add a question for REASON, with the texts NAMED in its sentence, as answered:
-        SHOWS says what the source's code does.
+        SHOWS says what the source's code does. The question has no options, and earlier questions stay as they are.
         """
         self.expr = expr
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
@@ -101,10 +103,12 @@ class Filling:
 
     def fill(self, t: Unit, s: Unit) -> None:
         """Fill the holes of the unit T of the target with the pieces of the unit S of the source (`_source_for`). A
-        hole for which S has no piece stays as it is. What fills a hole gets the questions about T, about the pieces of
-        S that it reads, and about the piece of T. The pairs of the matching are not changed.
+        hole for which S has no piece stays as it is. The pairs of the matching are not changed.
 
-        If T is a GRU with two biases and S has one (`_may_reset_before`), a question is added to T first.
+        What fills a hole gets the questions about T (with the piece of the same role of each unit that is an option, if
+        it has one of these sizes), about the pieces of S that it reads, and about the piece of T (with the new
+        expression in place of its own hole). If T is a GRU with two biases and S has one (`_may_reset_before`), a
+        question is added to T first.
         """
         if _may_reset_before(t, s):
             t.ask(ask(Reason.RESET_BEFORE))
@@ -119,9 +123,10 @@ class Filling:
             self.put(piece, (t, s), Filled(expr, _evidence_text(t), questions))
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """Fill each of TARGETS, units that no evidence tells apart, from one of SOURCES, with a question about each
-        pair, which is added to the target. The question has all other SOURCES as options; if there is one source for
-        several targets, it has no option, and names another of TARGETS. The pairs of the matching are not changed.
+        """Fill each of TARGETS, units that no evidence tells apart, from one of SOURCES, each source at most once, with
+        a question about each pair, which is added to the target. The question has all other SOURCES as options; if
+        there is one source for several targets, it has no option, and names another of TARGETS. The pairs of the
+        matching are not changed.
 
         Each target, in the order of use (of registration, if that is not known), takes the likeliest of the sources
         that are left (`_likeliest`), or stays without one, and then gets no question. A buffer gets no question either
@@ -146,9 +151,9 @@ class Filling:
         """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
         whose words exclude those of T ("q", "k") do not count, nor those whose bias has another size than that of T.
 
-        None if no unit is left, or if nothing else speaks for the most similar one. It is enough that its `similarity`
-        to T is more than 0.15, that its name means the same (`related`), or that it is in a module that matches one
-        around T as a whole (`Scopes.same`).
+        None if no unit is left, or if none of these is true of the most similar one: its `similarity` to T is more than
+        0.15; its name means the same (`related`); it is in a module that matches one around T as a whole
+        (`Scopes.same`).
         """
         allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
@@ -253,11 +258,11 @@ _WITH_STATISTICS = frozenset({"running_mean", "running_var"})
 def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
     """Return (expression for PIECE, the tensor ROLE of T, roles of S that it reads); None if there is none.
 
-    If both units have one piece, it is made from the piece of S, whatever its role; else a bias is made as `_bias_for`
-    says, and any other tensor from the piece of S with this role. None, too, if more than sizes of 1 differ.
-
-    What S lacks of the scale and shift of a batch norm is 1 or 0: Keras stores neither with `scale=False` or
-    `center=False`, and torch neither with `affine=False`.
+    If T and S are batch norms (both have a running mean and variance), and S lacks the weight or the bias, it is made
+    of ones or zeros, which read no role: Keras stores neither with `scale=False` or `center=False`, and torch neither
+    with `affine=False`. Else, if both units have one piece, PIECE is made from the piece of S, whatever its role; else
+    a bias is made as `_bias_for` says, and any other tensor from the piece of S with this role. None, too, if more than
+    sizes of 1 differ.
     """
     if role in ("weight", "bias") and role not in s.pieces and t.pieces.keys() & s.pieces.keys() >= _WITH_STATISTICS:
         zeros = ex.zeros(*piece.shape)

@@ -15,15 +15,23 @@ from .filling import Filled, Filling
 
 
 def fold_norms(filling: Filling) -> None:
-    """Fold each batch norm of the source that has no partner into the layer before it (`_norm_behind`), into the layer
-    after it in its module (`_norm_ahead`), or into the scale and shift that the model has in its place.
-    The layer before it is the one that the source's code shows, else the one that the order in its module gives
-    (`_in_order`), else the one directly before it in the file.
+    """Fold each batch norm of the source that has no partner into the layer before it (`_norm_behind`), or, if no layer
+    there fits, into the layer after it in its module (`_norm_ahead`); or fill the scale and shift that the model has in
+    its place. Nothing is done for a norm without a layer that fits. The layer before it is the one that the source's
+    code shows, else the one that the order in its module gives (`_Layers._in_order`), else the one directly before it
+    in the file.
 
-    If the model multiplies each channel by a number and adds one right behind the layer (`_scale_after`), these numbers
-    are filled from the norm. Else nothing is done if any unit of the model without a partner has the sizes of the norm.
-    Else, if the layer of the model has a bias, folding is planned, and `finish_folds` does it; if it has none, or if it
-    is the layer of several norms, the norm is left out, and a question about the layer says so.
+    The first of these that applies decides for a norm and its layer:
+
+    - Another norm has the same layer: the norms are left out, with a question about the layer.
+    - The layer is before the norm, and right behind it the model multiplies each channel by a number and adds one
+      (`_scale_after`): these numbers are filled from the norm, with a question.
+    - The main tensor of a unit of the model without a partner has the sizes of that of the norm: nothing is done.
+    - The layer of the model has a bias: folding is planned, and `finish_folds` does it.
+    - It has none: the norm is left out, with a question about the layer.
+
+    In the last two cases, if the layer comes after the norm, each further layer that may take the output of the norm
+    (`_Layers.after_too`) gets the question that the norm was left out.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var"}]
     layers = _Layers(filling, free)
@@ -71,8 +79,8 @@ class _Norm:
     reason: Reason = Reason.FOLDED_NORM
 
     def become(self, filling: Filling, scale: Unit) -> None:
-        """Fill SCALE, a weight and a bias of the model, with what the norm multiplies and adds, with a question. The
-        layer before it stays as it is.
+        """Fill SCALE, a unit of the model with a weight and a bias, with what the norm multiplies and adds, with one
+        question about each of the two. The layer before the norm stays as it is.
         """
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
         asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
@@ -117,7 +125,7 @@ class _Norm:
         return 1e-05 if self.eps is None else self.eps
 
     def _zeros(self) -> Expr:
-        """Return the bias of a layer that has none."""
+        """Return zeros as the bias of a layer that has none: as many as the weight of the source has outputs."""
         return ex.zeros(self.s.pieces["weight"].shape[self.outputs_second])
 
     def _gamma(self) -> Expr:
@@ -126,7 +134,9 @@ class _Norm:
         return pieces["weight"].expr if "weight" in pieces else ex.shift(ex.zeros(*self.unit.main.shape), 1.0)
 
     def _weight(self, e: Expr) -> Expr:
-        """Return the weight E with the norm folded in."""
+        """Return the weight E of the layer with the norm folded in: each output multiplied by gamma / sqrt(var + eps);
+        each input, if the layer takes the output of the norm.
+        """
         gamma, var = self._gamma(), self.unit.pieces["running_var"].expr
         if self.ahead:
             return ex.transpose(ex.fold_weight(ex.transpose(e), gamma, var, self._eps()))
@@ -135,7 +145,10 @@ class _Norm:
         return ex.permute(ex.fold_weight(ex.permute(e, *dims), gamma, var, self._eps()), *dims)
 
     def _bias(self, e: Expr, weight: Expr) -> Expr:
-        """Return the bias E with the norm folded in. WEIGHT is the weight of the layer without the norm."""
+        """Return the bias E of the layer with the norm folded in. WEIGHT is the weight of the layer without the norm.
+        If the norm comes first, what it adds (beta - mean * gamma / sqrt(var + eps)) goes through WEIGHT and is added
+        to E.
+        """
         pieces, size = self.unit.pieces, self.unit.main.shape[0]
         beta = pieces["bias"].expr if "bias" in pieces else ex.zeros(size)
         mean, var = pieces["running_mean"].expr, pieces["running_var"].expr
@@ -178,8 +191,10 @@ class _Layers:
         return layer.pieces["weight"].entry.key in self._normed
 
     def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
-        """Yield each layer whose output the batch norm NORM may take, the surest first, with the question about it. If
-        the code shows the layer, only that one.
+        """Yield each unit of the source whose output the batch norm NORM may take, the surest first, with the question
+        about it. If the code of the source shows a layer right before NORM, only that one. Else the layer that the
+        order in the module gives (`_in_order`), if there is one; then the unit directly before NORM in the file, of
+        whatever module and kind, if NORM is not the first.
         """
         behind = norm.pieces["running_mean"].entry.facts.behind
         if behind is not None and behind.weight in self._of_weight:
@@ -195,8 +210,10 @@ class _Layers:
         return next(iter(self._in_file[self._place[id(norm)] + 1 :]), None)
 
     def after_too(self, norm: _Norm) -> Iterator[Unit]:
-        """Yield the partner of each further layer directly behind that of NORM in its module which takes as many
-        inputs: queries, keys and values may all take the output of NORM.
+        """Yield, for NORM with the layer after it, the partner of each further layer of the source that has a partner
+        and takes as many inputs as NORM has numbers: queries, keys and values may all take the output of NORM. The
+        units behind the layer of NORM are looked at, in the order of the file, up to the first one that is not directly
+        in the module of NORM or has no weight.
         """
         for u in self._in_file[self._place[id(norm.s)] + 1 :]:
             if u.path[:-1] != norm.unit.path[:-1] or "weight" not in u.pieces:
@@ -232,8 +249,9 @@ class _Layers:
 
 
 def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
-    """Return the batch norm NORM with the layer before it: the first of LAYERS that fits it. The eps is known only if
-    the source's code shows NORM right behind this layer.
+    """Return the batch norm NORM with the layer before it: the first of LAYERS that fits it; None if none fits, or if
+    the mean of NORM is no vector. The eps is known only if the source's code shows NORM right behind this layer, and
+    another unit of the module of NORM has a partner.
 
     A layer fits if it has a partner in the model, both have a weight, no code shows a norm with a partner behind it,
     and the weight has two or more dimensions and as many outputs as NORM has numbers. Outputs are the second dimension
@@ -263,8 +281,8 @@ def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
 
 def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
     """Return the batch norm NORM with the linear layer after it: the unit that the source registers directly after NORM
-    in the same module. None if there is no such unit, if it has no partner in the model, or if its weight is no matrix
-    with as many inputs as NORM has numbers.
+    in the same module. None if there is no such unit, if it has no partner in the model, if one of the two has no
+    weight, or if the source's weight is no matrix with as many inputs as NORM has numbers. The eps is not known.
     """
     after = layers.after(norm)
     t = layers.partner.get(id(after))
@@ -278,9 +296,9 @@ def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
 
 
 def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit that the model runs directly after T, if it is not filled and scales and shifts channels of SHAPE
-    (`_scales`: it has a weight and a bias of this shape, and is no norm); else None. None, too, if it is not known when
-    T runs.
+    """Return the unit that the model runs directly after T (the first one later in the order of execution), if it is
+    not filled and scales and shifts channels of SHAPE (`_scales`); else None. None, too, if it is not known when T
+    runs.
     """
     here = t.used
     after = [u for u in filling.matcher.cells.targets if here is not None and u.used is not None and u.used > here]
@@ -289,7 +307,9 @@ def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
 
 
 def _scales(unit: Unit, shape: Shape) -> bool:
-    """Return whether UNIT is no norm, and holds a weight and a bias of SHAPE that code multiplies with or adds."""
+    """Return whether UNIT is no norm, by its name or its class, and holds exactly a weight and a bias, both of SHAPE,
+    each of which code first multiplies with, adds, or indexes.
+    """
     is_norm = label_of(unit, "purpose") == "norm" or "norm" in unit.main.entry.module.lower()
     by_channel = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in unit.pieces.values())
     return unit.pieces.keys() == {"weight", "bias"} and by_channel and not is_norm

@@ -16,11 +16,13 @@ _NORMS_AND_MATRICES = frozenset({"linear", "layer_norm"})
 
 def doubt_neighbours(filling: Filling) -> None:
     """Bring the channels of each layer that takes neighbouring pixels of a feature map side by side into the model's
-    order of the neighbours, without an open question, if both forward passes show their orders (`_shown`).
+    order of the neighbours, without an open question, if both forward passes show their orders (`_shown`) and these
+    differ.
 
-    If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, unless the
-    two layers come from the same code (`Filling.same_code`): most such code follows Swin Transformer, which takes them
-    column by column, so the reordered tensor is taken, and the plain one is the option. Other layers stay.
+    If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, all channels
+    of one neighbour together, unless the two layers come from the same code (`Filling.same_code`): most such code
+    follows Swin Transformer, which takes them column by column, so the reordered tensor is taken, and the plain one is
+    the option. All other tensors stay, without a question, and so do those that cannot be reordered (`_moved`).
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]

@@ -144,8 +144,12 @@ def _joined(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
 def rows(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield proposals for tensors of the target that are rows of unused matrices of the source: the tensors of one
     width, in their order of registration, make up all unused matrices of this width, each a row of tensors that follow
-    one another, in exactly one way (`_runs`). A vector is one row. FT-Transformer (Gorishniy et al., 2021) has had its
-    class token and its tables in such matrices. PAIRS are not looked at.
+    one another, in exactly one way (`_runs`). A vector is one row. There are at most four such matrices, and more
+    tensors than matrices, but at most 64. Each tensor gets its rows; the option is its rows for the opposite order in
+    this matrix.
+
+    FT-Transformer (Gorishniy et al., 2021) has had its class token and its tables in such matrices. PAIRS are not
+    looked at; TARGETS and SOURCES are the units that are not filled and not used.
     """
     wanted, have = ([(u, role) for u in units for role in u.pieces] for units in (targets, sources))
     for width in {u.pieces[role].shape[-1] for u, role in have if len(u.pieces[role].shape) == _MATRIX}:
@@ -213,17 +217,18 @@ def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[U
 
 def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield proposals that use one layer of the source for several blocks of the model: for `h.1.fc` and `h.2.fc` of
-    TARGETS, copies of the source of the paired `h.0.fc`.
+    TARGETS, copies of the source of the paired `h.0.fc`. Two paths are like here if they are equal but for components
+    that are numbers.
 
-    A unit of TARGETS gets them if it has a number in its path, and a paired unit of the model has its colour and its
-    path but for numbers. The source of that pair has to be the only one of SOURCES with its own colour and path but for
-    numbers; or all of these fill units, and no other one fills one of this path but for numbers (`t_embed.0` and
-    `t_embed.2` fill `h.0.fc1` and `h.0.fc2`). Only tensors of equal sizes, of roles that all three units have, are
-    proposed.
+    A unit of TARGETS gets them if it has a number in its path, and a paired unit T of the model has its colour and a
+    path like its own. The source S of that pair has to be the only one of SOURCES with its colour and a path like its
+    own; or as many pairs as there are such sources have one of them as their source, but only the pair of T has it for
+    a target with a path like that of T (`t_embed.0` and `t_embed.2` fill `h.0.fc1` and `h.0.fc2`). Only tensors of
+    equal sizes, of roles that all three units have, are proposed.
 
-    The question is open, unless the source's code answers it: if that runs the source's unit as often as the model has
-    such units, once for the pair and once for each of TARGETS with this colour and path but for numbers. If no such
-    unit is paired, words in the names may say of which layer the copies are (`_shared_by_name`).
+    The question is open, unless the source's code answers it: if that runs S as often as the model has such units, once
+    for the pair and once for each of TARGETS with this colour and a like path. If no such unit is paired, words in the
+    names may say of which layer the copies are (`_shared_by_name`).
 
     Args:
         pairs: the pairs so far. The first of several like pairs counts.
@@ -257,11 +262,14 @@ def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Uni
 
 def _shared_by_name(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield proposals that use a layer of the source for the layers of TARGETS that several blocks have:
-    `t_embed.mlp.0` for `h.0.time_embed.fc1` and `h.1.time_embed.fc1`. All questions are open.
+    `t_embed.mlp.0` for `h.0.time_embed.fc1` and `h.1.time_embed.fc1`. All questions are open. Only tensors of equal
+    sizes are proposed.
 
-    TARGETS are units without a source. Such a layer (one path without numbers) may be a copy of those of SOURCES, units
-    of the source, that are in none of PAIRS, have its colour and roles, and share a telling word with its name. If
-    these sources are as many as the layers that may be copies of just them, the two are paired in their orders.
+    TARGETS are units without a source. Those with one path, but for components that are numbers, one colour and equal
+    roles are one layer; a layer of a single unit is left out. A layer may be a copy of those of SOURCES, units of the
+    source, that are in none of PAIRS, have its colour and roles, and share a telling word with its name. If these
+    sources are as many as the layers that may be copies of just them, the two are paired in their orders of
+    registration; else nothing is proposed for these layers.
     """
     taken = {id(s) for _, s in pairs}
     free: dict[object, list[Unit]] = defaultdict(list)

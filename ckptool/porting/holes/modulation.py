@@ -70,7 +70,8 @@ def _doubt_order(filling: Filling, t: Unit, s: Unit, taken: tuple[str, ...], *, 
 def doubt_gates(filling: Filling) -> None:
     """Ask about each layer of the model that returns a value and its gate (`_gate`) which half of its output is the
     gate in the source (`_doubt_half`, `_doubt_far`). If both forward passes show it, the halves are exchanged if the
-    codes differ, and kept if not, without a question.
+    codes differ, and kept if not, without a question. A layer is left out if its weight is not filled, or if its
+    partner has no weight that was neither split nor joined.
 
     If the source's code does not show the gate, nothing is asked if the source has the keys of all parameters of the
     model (`same_names`), about pairs of one name or of the same code (`Filling.written_once`), nor about layers called
@@ -102,10 +103,11 @@ def _is_of_glu(s: Unit, gate: Gate) -> bool:
 def _doubt_half(filling: Filling, t: Unit, gate: Gate, whole: Piece) -> None:
     """Ask which half of T is the gate in the source, whose weight is WHOLE; GATE is that of the model. In the source,
     the gate is taken to be first if the name of WHOLE says so, or if the model's gate goes through silu, and second
-    otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each). If this is not the model's
-    half, the halves of a linear layer are exchanged; the other order is the option. A convolution has no usual order
-    (WaveNet has the gate second, DiffWave and Restormer first), and stays as it is. Nothing is asked if the name surely
-    says that the gate is first, and it is first in the model.
+    otherwise (Shazeer, "GLU Variants Improve Transformer", 2020, has one layer for each). If that is the model's half,
+    the tensors stay, and the option has the halves exchanged. If it is the other half, the halves of a linear layer are
+    exchanged, and the plain tensor is the option; a convolution, which has no usual order (WaveNet has the gate second,
+    DiffWave and Restormer first), stays as it is, with the exchanged halves as the option. Nothing is asked if the name
+    surely says that the gate is first, and it is first in the model.
     """
     kind = fused_kind(whole)
     named = kind is not None and kind.parts[0] == "gate"
@@ -191,7 +193,9 @@ def _ask(filling: Filling, unit: Unit, parts: int, why: Reason, *, exchange: boo
 
 
 def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
-    """Exchange parts of the output of UNIT, which has PARTS parts, without a question. Tensors as in `_ask`."""
+    """Exchange parts (`_exchanged`) of each filled tensor of UNIT, whose output has PARTS parts, without a question;
+    tensors whose rows PARTS does not divide stay.
+    """
     for filled, turned in _with_exchanged(filling, unit, parts):
         filled.expr = turned
 

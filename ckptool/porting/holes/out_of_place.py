@@ -65,12 +65,12 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 
 def _in_one_place(filling: Filling, pairs: Sequence[Pair], asked: Collection[int]) -> set[int]:
-    """Return the `id` of each target of PAIRS that is in one place with its source in the graphs of both codes: behind
-    the targets of the same certain pairs as the source is behind their sources, and before those of the same ones. No
-    other unit of its colour, paired or not, is in this place on its side.
+    """Return those of ASKED (a set of `id` of targets) whose target, of one of PAIRS, is in one place with its source
+    in the graphs of both codes: behind the targets of the same certain pairs as the source is behind their sources, and
+    before those of the same ones. No other unit of its colour, paired or not, is in this place on its side.
 
-    A pair is certain if its target is not in ASKED (a set of `id`), and if nothing else is asked about it. Nothing is
-    returned if the places are known of more than 1500 pairs.
+    A pair is certain if its target is not in ASKED, and if nothing else is asked about it. Pairs without a known place
+    in both graphs do not count. The set is empty if the places are known of more than 1500 pairs.
     """
     placed = [pair for pair in pairs if all(unit.flow is not None for unit in pair)]
     if len(placed) > _MOST:

@@ -21,11 +21,15 @@ _PAIRS = {"half": "pairs halves", "interleaved": "pairs neighbours"}
 def doubt_rotary(filling: Filling) -> None:
     """Keep or reorder the rows of each tensor of queries or keys to which the model applies a rotary embedding
     (`_turned_by_model`), or ask about them. They are kept if both codes pair rows in one way, by their forward passes
-    or by names; reordered if both forward passes show different ways; else a question is asked (`_Rows`). Nothing is
-    done if the source has all keys of the model (`same_names`), and its forward pass was not followed.
+    or by names (`_Rows.are_known_to_agree`); reordered if both forward passes show different ways and turn whole heads
+    (`_Rows.reorder_by_code`); else a question is asked (`_Rows.ask`).
 
-    Units of queries and keys without a matrix, such as a bias of its own, come last: they are kept if the matrix for
-    the same (queries, or keys) in their module was kept.
+    Nothing is done if the source has the keys of all parameters of the model (`same_names`), and its forward pass was
+    not followed. If it was followed, but does not show how it pairs the rows of a tensor, that tensor stays without a
+    question.
+
+    Units of queries and keys without a matrix, such as a bias of its own, come last: they are left as they are if the
+    matrix for the same (queries, or keys) in their module was kept.
     """
     if filling.same_names and not filling.source.signature.traced:
         return
@@ -113,9 +117,9 @@ class _Rows:
         """Reorder the rows to the model's pairs, without an open question, and return True, if both forward passes show
         how they pair rows, and turn whole heads. The caller has made sure that the two ways differ.
 
-        If the source's forward pass does not show it, change nothing, and return whether the source has all keys of the
-        model (`same_names`: then nothing is to be asked). In all other cases (the model's way or its heads are not
-        known, or only a part of each head is turned), change nothing, and return False.
+        If the source's forward pass does not show it, change nothing, and return whether the source has the keys of all
+        parameters of the model (`same_names`: then nothing is to be asked). In all other cases (the model's way or its
+        heads are not known, or only a part of each head is turned), change nothing, and return False.
         """
         shown, turned = self._shown_in_source(), self._reordered()
         if shown is None:
@@ -127,8 +131,8 @@ class _Rows:
 
     def are_known_to_agree(self) -> bool:
         """Return whether the source is not known to pair otherwise (`_differ`), and has the model's code (`same_code`,
-        by equal keys) or names that surely mean the model's pairing. False if it has all keys of the model
-        (`same_names`), unless its forward pass shows its pairing.
+        by equal keys) or names that surely mean the model's pairing. False if the source has the keys of all parameters
+        of the model (`same_names`), unless its forward pass shows its pairing.
         """
         if self._shown_in_source() is None and self.filling.same_names:
             return False
@@ -152,7 +156,9 @@ class _Rows:
         return shown if shown in _PAIRS else None
 
     def _said_by_source(self) -> Rotary | None:
-        """Return what the library of the source, or else its names, say about the pairing; None if they say nothing."""
+        """Return what the library of the source says about the pairing, or, if no library is known (`of_library`), what
+        the names of the source say; None if that says nothing.
+        """
         library = of_library(self.filling.source, self.s.path)
         return _rotary_by_name(self.s.path) if library is None else library.rotary
 

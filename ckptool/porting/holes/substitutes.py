@@ -80,10 +80,12 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _of_wrappers(filling: Filling) -> None:
-    """Fill each tensor of the model without a source that a wrapper of a layer holds, if the layer itself holds an
-    unused one of this role and of equal sizes in the source; or the other way round: `rnn.weight_hh_l0_raw` from
-    `rnn.module.weight_hh_l0_raw`. Each of the two has to fit no other one: what is around several layers wraps none of
-    them. Weights and biases are left out: both a wrapper and its layer may have one.
+    """Fill each tensor of the model without a source that a wrapper of a layer holds, from the tensor of this role and
+    of equal sizes that the layer itself holds in the source; or the other way round: `rnn.weight_hh_l0_raw` from
+    `rnn.module.weight_hh_l0_raw`. The layer is any unit that fills another one, and a unit is its wrapper if it has one
+    of the paths of `_wrappers`. The source's tensor must not be read by what fills other holes. Each of the two tensors
+    has to fit no other one: what is around several layers wraps none of them. Weights and biases are left out, because
+    both a wrapper and its layer may have one. No question is asked.
     """
     cells = filling.matcher.cells
     targets, sources = ({unit.path: unit for unit in side} for side in (cells.targets, cells.sources))
@@ -106,8 +108,9 @@ def _of_wrappers(filling: Filling) -> None:
 
 
 def _wrappers(unit: Unit) -> list[Path]:
-    """Return the paths that a unit with tensors of a wrapper of the layer UNIT may have. A layer of a recurrent module
-    has its number last, behind the name of the module that is wrapped.
+    """Return the paths that a unit with tensors of a wrapper of the layer UNIT may have: the path of UNIT without its
+    last component but one, and without its last one. A layer of a recurrent module has its number last, behind the name
+    of the module that is wrapped: `rnn.0` and `rnn.module` for `rnn.module.0`.
     """
     return [unit.path[:at] + unit.path[at + 1 :] for at in range(max(len(unit.path) - 2, 0), len(unit.path))]
 

@@ -30,12 +30,13 @@ def doubt_thirds(filling: Filling) -> None:
     projections (q, k, v) and a scale with a shift get none: other rules know them (`_are_thirds`).
 
     - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
-    - HALVES_BESIDE_THIRDS, with the other order of the halves as the option, for layers in the module of a layer that
-      got THIRDS, if they take two concatenated tensors of one size (then of their columns), or if the model's code cuts
-      their output into two parts of one size (of their rows). Code with its own order of thirds may also have its
-      own order of halves. Not asked if both codes show the same names and sizes for the two.
+    - HALVES_BESIDE_THIRDS, with the other order of the halves as the option, for layers in the module (`_module_of`) of
+      a layer that got THIRDS, if they take two concatenated tensors of one size (then of their columns), or else if the
+      model's code cuts their output into two parts of one size (of their rows). Code with its own order of thirds may
+      also have its own order of halves. Not asked if both codes show the same names and sizes for the two.
 
-    Only tensors of `_written_anew` get questions, and none if the source has all keys of the model (`same_names`).
+    The tensors stay. Only tensors of `_written_anew` get questions, and none if the source has the keys of all
+    parameters of the model (`same_names`).
     """
     if filling.same_names:
         return

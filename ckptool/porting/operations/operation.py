@@ -305,7 +305,7 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
     """Return the one of PARTS whose type the result made from all of them gets: the first with the largest elements, in
-    bytes, of those with fractions; of all, if there are none.
+    bytes, of those whose type is floating point or complex; of all, if there are none.
     """
     return max(parts, key=lambda part: (part.dtype.is_floating or part.dtype.is_complex, part.dtype.itemsize))
 

@@ -52,7 +52,8 @@ def join_complex_parts(one: Canon, other: Canon) -> None:
 def _halves(one: Canon) -> dict[_Key, dict[str, Piece]]:
     """Return (path of the module around, words of the last name without that for the part, sizes) -> part ("real",
     "imaginary") -> weight of ONE, for the weights whose last name has a word for a part of a complex number (`w_real`,
-    `w_imag`). A weight of which ONE has only one part is there, too, with that part alone.
+    `w_imag`); the first such word counts. A weight of which ONE has only one part is there, too, with that part alone.
+    Of two weights for one part that are equal in all of this (`w_real` and `real_w`), the last counts.
     """
     halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
     for piece in one.pieces.values():

@@ -407,7 +407,9 @@ def _of_gates(pieces: list[Piece]) -> list[Family]:
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:
-    """Return whether NUMBERS have no gap. `w1` and `w3` without `w2` do not say which comes first."""
+    """Return whether NUMBERS, which are all different, have no gap. `w1` and `w3` without `w2` do not say which comes
+    first.
+    """
     return max(numbers) - min(numbers) == len(numbers) - 1
 
 
@@ -471,10 +473,11 @@ def join_of_family(family: Family, sizes: SizeCounts) -> Join | None:
 
 
 def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
-    """Replace the weights of FAMILY in the side ONE by one tensor, joined as JOIN says. Its path is PARENT with the
-    words that the names of the parts share (FAMILY.stem), or else all names with "+" between (`w1+w3`). The biases are
-    joined in the same way, if each weight has one and the sizes fit; for weights joined along their second dimension
-    (inputs), all biases that there are are added up, if their sizes are equal. Other biases stay.
+    """Replace the weights of FAMILY in the side ONE by one tensor, joined as JOIN says. Its path is PARENT with each
+    word that the names of the parts share (FAMILY.stem) as a component, or, without such words, with all names joined
+    by "+" as one component (`w1+w3`). The biases are joined in the same way, if each weight has one and the sizes fit;
+    for weights joined along their second dimension (inputs), all biases that there are are added up, if their sizes are
+    equal. Other biases stay.
 
     A joined weight or bias has a question: whether its parts are stored head by head, if FAMILY.by_heads; else about
     their order, unless FAMILY.numbered. A sum of biases has none of these. If the stem of the names is a word for a

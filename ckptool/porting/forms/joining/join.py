@@ -68,8 +68,9 @@ class Join:
 
 class SizeCounts:
     """Counts the tensors of each size on two sides, ONE and OTHER, to tell of which sizes OTHER has more. Sizes of 1 do
-    not count. For a fused projection of OTHER (`qkv`), its parts count as tensors, beside the whole, unless ONE has a
-    fused projection of the same sizes.
+    not count. For a fused projection of OTHER (`qkv`), its parts of equal rows count as tensors, beside the whole,
+    unless ONE has a fused projection of the same sizes, or the number of parts does not divide the rows. The counts are
+    those of when the object is made.
     """
 
     def __init__(self, one: Canon, other: Canon) -> None:

@@ -158,10 +158,11 @@ def count_spelled(one: Canon, other: Canon) -> None:
     and `short_conv`, each a layer with its norm, which are `main_short_conv` in OTHER, become `main_conv+short_conv.0`
     and `main_conv+short_conv.1`. Nothing is joined here, and OTHER is not changed.
 
-    The modules are in one module, have equal contents, and are no members of a list. The name of the module in OTHER
-    spells theirs, in the order of the list, and its tensors have the sizes of theirs joined by rows; and the list can
-    be joined (`plan_of_list`). Two to four modules become one list; others of the same contents may become further
-    lists. More than eight modules of the same contents stay.
+    The modules are in one module, have equal contents, are no single layers, and are no members of a list. The name of
+    the module in OTHER spells theirs, in the order of the list; it has the same tensors, with the rows of all of them
+    together (`_spelled_by_one`); and the list can be joined (`plan_of_list`). Two to four modules become one list;
+    others of the same contents may become further lists, until one cannot be joined. More than eight modules of the
+    same contents stay.
     """
     wholes: dict[_Look, set[str]] = defaultdict(set)
     for named in _modules(other).values():
@@ -193,8 +194,9 @@ def _into_list(one: Canon, head: _Path, contents: Sequence[_Content], depth: int
 
 def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
     """Return two to four of NAMES in the order in which the name of a module in WHOLES spells them, if the tensors of
-    that module have the sizes of CONTENT with two to four times the rows. The fewest names that are found count, and
-    the first of several choices. [] if there is no such module, or if there are more than eight NAMES.
+    that module have the sizes of CONTENT with as many times the rows as there are names: twice for two. The fewest
+    names that are found count, and the first of several choices. [] if there is no such module, or if there are more
+    than eight NAMES.
 
     Args:
         names: names of modules with equal contents.
@@ -211,8 +213,8 @@ def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Lo
 
 def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
     """Return path of a module -> name of a module directly in it -> the tensors of all modules inside of that one, as
-    (path inside of it, role) -> piece. Inner modules without modules in them (single layers), and members of lists, are
-    left out.
+    (path inside of it, role) -> piece. Tensors that the inner module holds itself are not in its content. Inner modules
+    without modules in them (single layers), and members of lists, are left out.
     """
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
     for piece in canon.pieces.values():

@@ -41,9 +41,9 @@ def join_lists(one: Canon, other: Canon) -> None:
     """Join the tensors of the members of numbered lists in ONE, each with those of the same name in all members:
     `heads.0.q` and `heads.1.q` become `heads.q`. `_planned` says which tensors of a list are joined, and how.
 
-    A list is joined if, for each joined size, OTHER has at least as many more tensors than ONE as the planned lists at
-    the same depth make; the sizes of joined vectors do not count. Else it stays as it is. The innermost lists come
-    first. OTHER is not changed.
+    A list is joined if, for each joined size, OTHER has at least as many more tensors than ONE as all planned lists at
+    the same depth (the place of the number in the path) make; the sizes of joined vectors do not count. Else it stays
+    as it is. The innermost lists come first, and sizes are counted anew for each depth. OTHER is not changed.
     """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = SizeCounts(one, other)
@@ -266,9 +266,9 @@ def _wholes_are_named(inner: _Inner, plan: _Plan, other: Canon) -> bool:
 
 def _join_list(one: Canon, head: _Path, planned: _Planned) -> None:
     """Replace the tensors of the members of the list HEAD in ONE, as PLANNED, by one for each path in a member and
-    role: the one of `heads.0.q` and `heads.1.q` is at `heads.q`. Vectors that are not joined are added up, if their
-    sizes are equal; other tensors that are not joined stay. On the source, the counters of batch norms move, too
-    (`_move_counters`).
+    role: the one of `heads.0.q` and `heads.1.q` is at `heads.q` (at `parts`, if both the path of the list and that in a
+    member are empty). Vectors that are not joined are added up, if their sizes are equal; other tensors that are not
+    joined stay. On the source, the counters of batch norms move, too (`_move_counters`).
 
     A joined tensor gets a question for each of these that is so: it is a vector of a layer norm (a layer with a weight
     that is not `_by_channel`); PLANNED.open is set; its parts may be interleaved (`Join.open`).
@@ -305,8 +305,8 @@ def _move_counters(one: Canon, head: _Path, inner: _Inner) -> None:
 
 
 def _by_channel(inner: _Inner, path: _Path) -> bool:
-    """Return whether the layer at PATH in each member has a matrix, a kernel or the statistics of a batch norm (so that
-    it is no layer norm). INNER is as in `plan_of_list`.
+    """Return whether the layer at PATH in each member has a matrix or a kernel as its weight, or the statistics of a
+    batch norm, so that it is no layer norm. It has to have a weight. INNER is as in `plan_of_list`.
     """
     weights = inner[path, "weight"]
     return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1

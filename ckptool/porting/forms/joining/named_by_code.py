@@ -132,10 +132,14 @@ def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
-    """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same: 2
-    for an equal meaning or word, 1 if one of them is only single letters, the first of which begins a word of the
-    other, -1 if both mean different parts of a fused projection, of a complex number or of a modulation
-    (scale, shift), else 0.
+    """Return how much the words OWN of a name and THEIRS, those of the code for a part, say that they mean the same.
+    The first of these that applies decides:
+
+    - Both name a part of a fused projection, of a complex number or of a modulation (scale, shift): 2 for the same
+      part, else -1.
+    - They have an equal label in a group of words, or a word in common: 2.
+    - One of the two is only single letters, the first of which begins a word of the other: 1.
+    - Else 0.
     """
     for meaning in (said_part, _complex, said_affine):
         a, b = meaning(own), meaning(theirs)

@@ -45,7 +45,8 @@ def join_twins(one: Canon, other: Canon) -> None:
 
 def _layers_of_modules(one: Canon) -> dict[_Path, dict[str, dict[_Path, Piece]]]:
     """Return path of a numbered block of ONE -> name of a module directly in it -> path inside of that module -> weight
-    of two or more dimensions there. A layer that is directly in the block is no such module, and is left out.
+    of two or more dimensions there. The block is the innermost one around the weight. A layer that is directly in the
+    block is no such module, and is left out, and so are weights outside of all blocks.
     """
     blocks: dict[_Path, dict[str, dict[_Path, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
