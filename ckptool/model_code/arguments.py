@@ -25,13 +25,15 @@ _CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params",
 
 
 def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return KWARGS, the arguments of a user for the class or function FOUND, with dicts converted to the configuration
-    class in the argument's annotation.
+    """Return KWARGS, the arguments of a user for the class or function FOUND, with dicts converted to configuration
+    classes (`_kinds`): to the class in the argument's annotation, or, for the argument `config` of a class of
+    transformers, to its `config_class`.
 
-    For example, a dict for the argument `config: Config` becomes a `Config`. Values that are no dicts, and dicts for
-    arguments without such a class, stay.
+    For example, a dict for the argument `config: Config` becomes `Config(**dict)`. Values that are no dicts, and dicts
+    for arguments without such a class, stay.
     Raises:
-        RuleError: the configuration class does not have an entry of the dict, or does not accept it.
+        RuleError: an entry of the dict is no field of the configuration class, which is a dataclass; or the class
+            raises an exception for these entries.
     """
     if not any(isinstance(value, dict) for value in kwargs.values()):
         return dict(kwargs)
@@ -46,8 +48,10 @@ def _kinds(found: Any) -> dict[str, type]:
     """Return argument -> configuration class, for the arguments of FOUND, a class or a function, that have one in their
     annotation (see `_class_of`).
 
-    Of a class, the annotations of its `__init__` count. If its attribute `config_class` is a class, as in transformers,
-    that is the class of the argument `config`, unless the annotation of this argument has one.
+    Of a class, the annotations of its `__init__` count, also of an inherited one. If one annotation cannot be resolved
+    (it names nothing that is there), those that are written as texts are left out, all of them. If the attribute
+    `config_class` of FOUND is a class, as in transformers, that is the class of the argument `config`, unless the
+    annotation of this argument has one.
     """
     function = found
     if isinstance(found, type):
@@ -64,8 +68,9 @@ def _kinds(found: Any) -> dict[str, type]:
 
 
 def _class_of(hint: Any) -> type | None:
-    """Return the class in the annotation HINT, also in `Optional[Class]`; None if it is no class, if it is one of
-    several, or if it is from `builtins`, `typing` or `argparse`.
+    """Return the class that the annotation HINT names: HINT itself, or `Class` for `Optional[Class]`. None if HINT is
+    no class (a text, `list[int]`), if it is a union of several classes, or if the class is from `builtins`, `typing` or
+    `argparse`.
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [one for one in typing.get_args(hint) if one is not type(None)]
@@ -103,14 +108,19 @@ def _signature(found: Any) -> str:
 
 
 def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[list[str], str]:
-    """Return (evidence lines, hint) for the arguments MISSING from the call of the class or function FOUND, called
-    NAME. The first evidence is its signature.
+    """Return (evidence lines, hint) for the arguments MISSING from the call of the class or function FOUND, called NAME
+    in the file or module PLACE. The first evidence is its signature.
 
-    If the code of FOUND calls it with all of them (see `_call_in`), the evidence names that line of the file PLACE, and
-    the hint gives its arguments as options. Else the hint has an option for each, with the first of these as its value:
-    the fields of the dataclass in its annotation (`_fields`); `@config.json`, if it has a usual name of a configuration
-    and that file is beside PLACE or in the current folder; `{}` for a class that needs no arguments, which the evidence
-    explains; a place for a value.
+    If the last call NAME(…) with literals in the source file of FOUND (`_call_in`) has all of MISSING, the second
+    evidence gives the line of that call, with the name of PLACE, and the hint has the values in this call as options.
+    Else the hint has an option `--kwargs ARGUMENT=VALUE` for each of MISSING. VALUE is the first of these that applies:
+
+    - the fields of the dataclass in the argument's annotation (`_fields`);
+    - `@config.json`, if the argument has a usual name of a configuration (`cfg`), and that file is beside PLACE or else
+      in the current folder;
+    - `{}`, if the argument's configuration class (`_kinds`) can be made without arguments; one more evidence says what
+      `{}` stands for;
+    - `{"NAME": VALUE}` for a usual name of a configuration, `…` for another name.
     """
     evidence = [f"{name}{_signature(found)}"]
     seen = _call_in(found, name)
@@ -163,6 +173,9 @@ def _takes_nothing(kind: type) -> bool:
 def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
     """Return (line number, argument -> value) of the last call NAME(…) in the source file of FOUND whose arguments are
     all literals that FOUND takes, at least one; None if there is no such call or no such file.
+
+    The call may lack arguments that FOUND needs. `**options` in a call are ignored; calls by a dotted name
+    (`models.NAME(…)`) do not count.
     """
     try:
         tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))

@@ -61,11 +61,12 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, weights: S
 
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance, also with
-            dots (`Outer.Inner`).
+            dots (`Outer.Inner`). Without Name, `only_choice` chooses, which may build the candidates.
         kwargs: arguments for the class or factory.
-        weights: name -> shape of the weights to load; of several models, the one that has most of them is chosen.
+        weights: name -> shape of the weights to load; of several candidates in code without Name, the one that has most
+            of them is chosen.
     Raises:
-        Unreadable: there is no such file, or importing it raises an exception or ends the program.
+        Unreadable: there is no such file or module, or importing it raises an exception or ends the program.
         NotFound: there is no model in it, or nothing of that name.
         Ambiguous: there are several, and neither TEXT nor WEIGHTS say which.
     """
@@ -122,8 +123,8 @@ def _import(place: str) -> Any:
 
 
 def _last_line(said: io.StringIO) -> list[str]:
-    """Return the last line that is not blank of what code has printed to SAID, as a list of one printable text, and
-    clear SAID; [] if there is none.
+    """Return the last line that is not blank of what code has printed to SAID, as a list of one printable text; [] if
+    there is none. SAID is empty afterwards in any case.
     """
     lines = said.getvalue().split("\n")
     said.truncate(0)
@@ -168,8 +169,9 @@ def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: 
     """Return the hint for the message that the model NAME in the file or module PLACE could not be built: what to type
     instead. SIGNATURE is that of the class or function, KWARGS the user's arguments.
 
-    If it takes arguments, the hint is about `--kwargs`; else, if PLACE is a file that Python can import by its name, a
-    command that shows the traceback; else the advice to name a function of the user's that makes the model.
+    If it takes arguments, the hint is to check `--kwargs`, or, if KWARGS is empty, how to give arguments. If it takes
+    none, and PLACE is a file whose name without its suffix is an identifier, the hint is a command that imports the
+    file and shows the traceback. Else it is the advice to name a function of the user's that makes the model.
     """
     if signature.parameters:
         return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
@@ -234,8 +236,8 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """Return the signature of MODEL: a module, with or without wrappers, a `ModelSource`, or a text that names code,
-    which is then run with KWARGS. INPUTS are example inputs for a forward pass, as in `signature_of`.
+    """Return the signature of MODEL: a module, with or without wrappers, a `ModelSource`, or a text or path that names
+    code, which is then run with KWARGS. INPUTS are example inputs for a forward pass, as in `signature_of`.
 
     Raises:
         RuleError: MODEL is none of these.
@@ -251,7 +253,8 @@ def require_model(model: Any) -> torch.nn.Module:
     """Return MODEL if it is a torch.nn.Module.
 
     Raises:
-        RuleError: it is something else, which the message names.
+        RuleError: it is something else, which the message names. Of a class or function, the message says that it makes
+            a model, and the hint calls it.
     """
     if is_model(model):
         return model
@@ -264,12 +267,15 @@ def require_model(model: Any) -> torch.nn.Module:
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """Return key -> initial value for KEYS of the model that SOURCE makes, as building the model sets them; for an
-    instance, its present values.
+    """Return key -> initial value for KEYS, some keys of the state dict of the model that SOURCE makes, as building the
+    model sets them; for an instance, its present values.
 
-    The model is built twice for this, and of its parameters only those of KEYS get memory: a new head on a big model
-    costs only the head. If that fails (its code looks at other values, or registers another number of parameters the
-    second time), or a key has no value then, it is built once more, as a whole.
+    The model is built twice for this, and in the second build only those parameters that are in KEYS, and all buffers,
+    keep memory (`_partly_real`): a new head on a big model costs only the head. The model is built once more, as a
+    whole, if that fails (its code looks at values that are not there, or registers another number of parameters the
+    second time), or if one of KEYS has no value then.
+    Raises:
+        CheckpointError: as `build`.
     """
     try:
         model = _partly_real(source, set(keys))
@@ -283,8 +289,9 @@ def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTe
 
 
 def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
-    """Return the model that SOURCE makes, with all parameters except KEYS on the meta device; None if SOURCE is an
-    instance, or if a second build registers another number of parameters.
+    """Return the model that SOURCE makes, with all parameters except KEYS on the meta device; its buffers have memory.
+    None if SOURCE is an instance, or if a second build registers another number of parameters. Exceptions of the code
+    are not caught.
 
     Parameters are identified by the order in which modules register them, which is noted on the meta device first.
     Those on the meta device are registered in place of those that the code makes.
@@ -346,9 +353,9 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
-    """Return the model that SOURCE makes: on the meta device, or with memory and values if REAL is true, if SOURCE is
-    an instance, or if the code does not run there. In that last case it is run a second time, with torch's random
-    numbers as they were before.
+    """Return the model that SOURCE makes: on the meta device, or with memory and values if REAL is true or if the code
+    does not run on the meta device. In that last case it is run a second time, with torch's random numbers as they were
+    before. An instance is returned as it is.
 
     Raises:
         RuleError: the arguments do not suit the class or factory.
@@ -405,7 +412,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the parameters, without buffers, of the model that TEXT names, in its order, tied ones
-    once. KWARGS are arguments for its class or factory.
+    once, under the first of their names. KWARGS are arguments for its class or factory.
 
     Raises:
         CheckpointError: as `find_model`, and if the model cannot be built.

@@ -179,7 +179,7 @@ def turned_to(name: str, args: Any, count: int = 4) -> list[int] | None:
     before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
 
     ARGS are its arguments by position, the tensor first. None if they do not show it: the dimensions are given by
-    keyword or are no integers, or `movedim` moves several.
+    keyword or are no integers, `permute` does not name each of COUNT once, or `movedim` moves several.
     """
     given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
     if not all(isinstance(dim, int) for dim in given):
@@ -198,9 +198,10 @@ def turned_to(name: str, args: Any, count: int = 4) -> list[int] | None:
 
 
 def every_second(args: Any) -> bool:
-    """Return whether a call of `__getitem__` with ARGS, (tensor, index), takes every second element of the last
-    dimension and all of the other dimensions, as interleaved rotary embeddings do: `x[..., ::2]`, `x[..., 1::2]`,
-    `x[:, :, ::2]`. False for tensors of integers, and for those that have not three or four dimensions.
+    """Return whether a call of `__getitem__` with ARGS, (tensor, index), takes a slice with step 2 of the last
+    dimension (wherever it starts and stops) and all of the other dimensions, as interleaved rotary embeddings do:
+    `x[..., ::2]`, `x[..., 1::2]`, `x[:, :, ::2]`. False for tensors of integers, and for those that have not three or
+    four dimensions.
     """
     tensor, index = args[0], args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or not index or tensor.ndim not in (3, 4) or not tensor.is_floating_point():

@@ -1,8 +1,9 @@
 """Find which class, function or instance in a file is the model, if the user does not name it.
 
-The file itself decides first: a usual name (`build_model`), an instance, the class that no other class uses. Of the
-remaining candidates, those that can be built with the given arguments are built on the meta device and compared with
-the weights to load: the model that has most of them is chosen. If two have equally many, none is chosen.
+The file itself decides first: a usual name (`build_model`), the only instance, the only factory, the only class that no
+other class uses. Of several candidates, those that can be built with the given arguments are built on the meta device.
+If it is one, that one is chosen; if there are several, they are compared with the weights to load, and the model that
+has most of these is chosen. If two have equally many, none is chosen.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def choices(module: Any) -> dict[str, Any]:
     """Return name -> value for everything in MODULE that may be the model, in its order: instances (also imported
     ones), classes of torch.nn.Module that it defines, and functions that it defines and that make a model.
 
-    A function makes a model if its annotation says so, if it has a usual name (`build_model`, `get_net`), or if it
-    returns a class that no other class in MODULE uses. Names that begin with `_` do not count. If nothing is found, the
-    functions that return any torch.nn.Module count, without those that others of them use; {} if there are none.
+    A function makes a model if its annotation for the result is a class of torch.nn.Module (not the name of one in a
+    text), if it has a usual name (`build_model`, `get_net`), or if it returns an instance of a class that no other
+    class in MODULE mentions. Names that begin with `_` do not count. If nothing is found, the functions that return any
+    torch.nn.Module (`_gives_a_module`) count, without those that others of them mention; {} if there are none.
     """
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
@@ -74,7 +76,8 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 def _made_by(function: Any) -> set[str]:
     """Return the names of the functions and classes whose result FUNCTION returns, and of variables that it returns,
     read from its source; empty if there is no source. For a variable that a call was assigned to, the name of what was
-    called counts (of several, the last). A `return` of something else adds "".
+    called counts (of several, the last). A `return` of something else adds "". Each `return` in the source counts, also
+    of a function inside of FUNCTION.
 
     {"VGG"} for `return VGG(…)`, {"nn.Sequential"} for `net = nn.Sequential(…); return net.eval()`.
     """
@@ -110,11 +113,11 @@ def _root(node: ast.expr) -> str:
 
 
 def _gives_a_module(function: Any, seen: set[Any]) -> bool:
-    """Return whether FUNCTION, by its source, returns an instance of a class of torch.nn.Module, or the result of
-    another function that returns one.
+    """Return whether FUNCTION, by its source (`_made_by`), returns an instance of a class of torch.nn.Module, or the
+    result of another function that returns one.
 
-    A function of another module has to say so in its annotation or by a usual name. SEEN holds the functions that were
-    looked at, so that functions that call each other end the search.
+    A function of another module has to say so in its annotation or by a usual name; its source is not read. SEEN holds
+    the functions that were looked at, so that functions that call each other end the search.
     """
     known = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else function.__globals__
     for dotted in _made_by(function):
@@ -139,10 +142,11 @@ def only_choice(
     """Return (name, value) of the model in MODULE, among its `choices`.
 
     The first of these decides: a usual name (`build_model` before `create_model`, …, `make`); a single instance; a
-    single factory, if there is no instance; a single class that no other class uses, if there is neither. Else the
-    candidates are the instances, or if there are none the factories, or else the classes that no other class uses. They
-    are built on the meta device. If only one can be built, it is taken; else the one that has most of WEIGHTS: elements
-    of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape alone.
+    single factory, if there is no instance; a single class that no other class mentions, if there is neither. Else the
+    candidates are the instances, or if there are none the factories, or else the classes that no other class mentions.
+    They are built on the meta device. If only one can be built and has tensors, it is taken; else the one that has most
+    of WEIGHTS: elements of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape
+    alone.
     Args:
         module, place: the module, and the text that named it.
         weights: name -> shape of the weights to load, if known.
@@ -200,8 +204,8 @@ def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[st
 
 
 def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return key -> shape of the state dict of the candidate VALUE, built on the meta device; {} if it is empty or
-    cannot be built with KWARGS.
+    """Return key -> shape of the state dict of the candidate VALUE, an instance, or a class or function, which is
+    called with KWARGS on the meta device; {} if the state dict has no tensors, or if the call raises an exception.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -214,8 +218,8 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> class or function for those of CLASSES that no other of them mentions in its source: the whole
-    models. All of CLASSES if each is mentioned by another.
+    """Return name -> class or function for those of CLASSES whose name is in the source of no other of them, as a whole
+    word: the whole models. All of CLASSES if each is mentioned by another. Those without a source mention none.
     """
     inner = set()
     for other in classes.values():
@@ -276,7 +280,7 @@ def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
     """Return one of the candidates SHOWN (name -> value) as a user would type it, `PLACE:Name`; None if there are none.
 
     It is the candidate whose name is most like WANTED; if none is like it, or WANTED is "", the first that no other
-    candidate uses.
+    candidate mentions (`_outermost`).
     """
     near = closest(wanted, list(shown), 1) if wanted else []
     return f"{shell_path(place)}:{(near or list(_outermost(shown)))[0]}" if shown else None

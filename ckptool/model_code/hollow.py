@@ -14,13 +14,14 @@ import torch
 
 
 def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield two copies of MODEL without values: one with zeros that share one element in each tensor, then one on the
-    meta device. A copy that cannot be made is left out.
+    """Yield two copies of MODEL without values: one on the CPU with zeros that share one element in each tensor, then
+    one on the meta device. A copy that cannot be made is left out.
 
     The first runs on a CPU like any model, also if code reads values, and starts fast: the first pass on the meta
-    device imports two seconds of torch. Its buffers of up to a million elements, such as indices and masks, keep their
-    values. The second is for models whose operations themselves are too big. A model that is wholly on the meta device
-    is yielded itself at the end, for code that cannot be copied.
+    device imports two seconds of torch. Its buffers and plain attributes of up to a million elements, such as indices
+    and masks, keep their values, if they have some. The second is for models whose operations themselves are too big. A
+    model whose parameters and buffers are all on the meta device (or that has none) is yielded itself at the end, for
+    code that cannot be copied.
     """
     for hollow in (_zeros, _on_meta):
         memo: dict[int, Any] = {}
@@ -36,8 +37,8 @@ def without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _attributes(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the tensors that modules in MODEL hold as plain attributes, such as the weight that a weight norm computes
-    before each call; torch cannot copy them.
+    """Yield the tensors that modules in MODEL hold as plain attributes (not in a list or dict), such as the weight that
+    a weight norm computes before each call; torch cannot copy them.
     """
     for module in model.modules():
         yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
@@ -108,14 +109,19 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     computing it: zeros that share one element. For a recurrent layer, return the tuple of all tensors that it gives.
     None if the function has to run.
 
-    Functions of each element (`relu`), and those that change it in place, give their first argument itself,
-    `grouped_mm` zeros with memory of their own. Besides these, pools, `linear`, convolutions without groups and
-    recurrent layers are known.
+    A tensor is hollow here if it has two or more elements, which share one in memory (all strides 0). The known
+    functions:
 
-    The weight, or without one the first argument, has to have two or more elements that share one in memory (all
-    strides 0), on a CPU (for pools on any device), and with a weight the numbers of the first argument have to be
-    floating point. `grouped_mm` takes any tensors, and weights of recurrent layers may be on the meta device. None if
-    the sizes do not fit.
+    - functions of each element (`relu`), and those that change their first argument in place (`add_`): that argument
+      itself, if it is hollow and on a CPU;
+    - pools of an input with a batch and channels, if that is hollow, on any device; None for one that gives indices,
+      too;
+    - `linear`, and convolutions that are not transposed, if the weight is hollow and on a CPU, and the input is
+      floating point. A convolution must have no groups and no arguments by keyword;
+    - `grouped_mm` of a matrix and a stack of matrices, whatever they hold: zeros with memory of their own;
+    - recurrent layers, if no argument is given by keyword (`_after_all_steps`).
+
+    Inputs and weights count only by position. None for all other functions, and if sizes do not fit.
     """
     x = args[0] if args else None
     if not isinstance(x, torch.Tensor):
@@ -148,8 +154,8 @@ def _after_all_steps(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...] | 
     other arguments: the states at the beginning, all weights, and settings; if X is packed, the sizes of its batches
     come before these.
 
-    None if torch has to run, which raises its own error for sizes or types that do not fit; and if the weights have
-    values.
+    None if torch has to run, which raises its own error for sizes or types that do not fit, and takes an X without a
+    batch; and if the weights have values (they are neither on the meta device nor zeros that share one element).
     """
     packed = not (len(rest) > 2 and isinstance(rest[2], bool))
     if len(rest) != 8 or x.ndim != (2 if packed else 3):

@@ -14,7 +14,7 @@ from ..garbage import all_kept
 @contextlib.contextmanager
 def in_eval(model: torch.nn.Module, device: str | None = None) -> Iterator[None]:
     """Return a context in which forward passes of MODEL run as in use: in eval mode (see `modes_kept`), without
-    gradients, warnings and garbage collection. The context runs none itself.
+    gradients, warnings and garbage collection. The context itself runs no forward pass.
 
     New tensors of code are made on DEVICE, if one is given. The layers of attention run step by step (without torch's
     fast path), so that each step is seen. Afterwards all of this is as before, and torch's random numbers on the CPU go

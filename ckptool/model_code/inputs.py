@@ -34,7 +34,7 @@ class InputSpec:
 
 class Fields(dict[str, Any]):
     """Named inputs inside one argument: a dict whose entries are its attributes, too, for code that takes
-    `batch["image"]` or `data.x`.
+    `batch["image"]` or `data.x`. An entry with the name of a method of dict (`keys`) is no attribute.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -109,8 +109,8 @@ _DEEPEST = 32
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
     """Return FLAT, dotted name -> value, as a dict of nested inputs: {"a": `Fields`(b=1)} for {"a.b": 1}. Inside of an
-    input, names that are all numbers make a list, in the order of the numbers: {"a": [1, 2]} for {"a.0": 1, "a.1": 2}.
-    WHERE is the place of the mistake in error messages.
+    input, names that are all numbers of one to nine digits make a list, in the order of the numbers: {"a": [1, 2]} for
+    {"a.0": 1, "a.1": 2}; [2, 1] for {"a.7": 1, "a.3": 2}. WHERE is the place of the mistake in error messages.
 
     Raises:
         RuleError: a name has more than 32 dots, is inside of another input, or has others inside of it.
@@ -217,11 +217,11 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     """Yield inputs that MODEL may take, the likeliest first, by the names of its arguments and by its first layers.
 
     They are lists of specs for the arguments of `forward` that need a value (without those by keyword only), if there
-    are any. If not, they are dicts argument -> spec: first for a text and a picture, if it has arguments for both; then
-    for the main argument and `decoder_input_ids`, if it has that; then for the main argument alone. The main argument
-    is that in `main_input_name` of MODEL, or else the first. For a `forward` that takes only `*maps`, they are lists of
-    one to four equal specs, for the first twelve guesses of one, and then []; if it takes nothing, []. Nothing is
-    yielded if Python does not know its arguments.
+    are any. If not, they are dicts argument -> spec: first for a text and a picture, if it has arguments for both by
+    their names (`input_ids` and `pixel_values`); then for the main argument and `decoder_input_ids`, if it has that;
+    then for the main argument alone. The main argument is that in `main_input_name` of MODEL, or else the first. For a
+    `forward` that takes only `*maps`, they are lists of one to four equal specs, for the first twelve guesses of one,
+    and then []; if it takes nothing, []. Nothing is yielded if Python does not know its arguments.
     """
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -296,8 +296,8 @@ class _Layers:
         tokens: the rows of each embedding.
         words: the rows of each embedding whose name does not say positions, types and the like.
         convolutions: (spatial dimensions, input channels) of up to four different convolutions: the one that is
-            registered first, those whose number of input channels is no layer's number of outputs, the others.
-            Channels are negative for a transposed convolution.
+            registered first, those whose number of input channels is no layer's number of outputs, the others; in both
+            groups, those with 1, 3 or 4 channels first. Channels are negative for a transposed convolution.
         widths: the different input widths of linear and recurrent layers: that of the last recurrent layer, or, without
             any, of the first linear one; then those that are no layer's number of outputs, then the others. If there
             are neither embeddings nor convolutions, also the last two sizes of parameters with two or three dimensions.
@@ -353,9 +353,9 @@ def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
     first suitable linear layer of MODEL takes; at most 512 wide.
 
     A linear layer is suitable if it takes the channels of the last convolution at several places, which make a map that
-    is less than twice as wide as high: 6 x 6 for 9216 inputs and 256 channels. The sizes are those of this map times
-    the product of all strides, then times 32, 16, 8 and 4. [] if there is no such layer, or if a layer pools to a given
-    size, since any size will do.
+    is at least 2 high and less than twice as wide as high: 6 x 6 for 9216 inputs and 256 channels. The sizes are those
+    of this map times the product of the strides of all convolutions and pools, then times 32, 16, 8 and 4. [] if there
+    is no such layer, or if a layer pools to a given size (`AdaptiveAvgPool2d`), since any size will do.
     """
     stride, channels, widths = 1, 0, []
     for module in model.modules():
@@ -390,13 +390,14 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
 
 def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
     """Return spatial sizes to try for the input of a convolution, the likeliest first. For lines, those that suit the
-    position tables come first; for pictures, those that suit the linear layers (`_sides`), then usual squares.
+    position tables come first (twice the length of a table, then its length); for pictures, those that suit the linear
+    layers (`_sides`); then usual sizes. For volumes, and for transposed convolutions (1, 4 and 8 in each dimension),
+    there are only usual sizes.
 
     Args:
         found: facts about the layers of the model, such as the lengths of its position tables.
         dims: the number of spatial dimensions: 1, 2 or 3.
-        channels: the channels of the input; negative for a transposed convolution, which gets small
-            feature maps.
+        channels: the channels of the input; negative for a transposed convolution, which gets small feature maps.
     """
     if channels < 0:
         return [(n,) * dims for n in (1, 4, 8)]
@@ -408,7 +409,8 @@ def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
 
 
 def _places(model: torch.nn.Module) -> list[int]:
-    """Return the lengths of the position tables of MODEL, up to three different ones, in the order of the model.
+    """Return the lengths of the position tables of MODEL, up to three different ones: of parameters first, then of
+    buffers, in the order of the model.
 
     A table is a parameter or buffer with "pos" in its name and at least two dimensions. Its length is its last size but
     one, from 4 to 4096.
@@ -428,8 +430,9 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
     are those of the model's layers, and of `config.image_size`, if it has that. If NAME is that of edges, an adjacency
     matrix, lengths, labels or times, such inputs come before all others. The same spec may come twice.
 
-    AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded,
-    and names of masks, coordinates, numbers, vectors and sequences get such inputs first.
+    AMONG is the number of arguments whose inputs are combined: if it is more than one, few of each kind are yielded
+    (the first four of tokens, six of vectors, four of pictures), and names of masks, coordinates, numbers, vectors and
+    sequences get such inputs first.
     """
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)

@@ -23,7 +23,8 @@ class Flow(NamedTuple):
 
     Attributes:
         number: its number, counted from 0 in the order in which weights are used.
-        before: all weights that its first input was computed from: bit N is set for the weight with number N.
+        before: all weights that its first input was computed from, and those with a lower number that meet their first
+            input in the same call, as the weight of its layer for a bias: bit N is set for the weight with number N.
     """
 
     number: int
@@ -37,8 +38,8 @@ class Flow(NamedTuple):
         return 1 << self.number
 
     def into(self, other: Flow) -> bool:
-        """Return whether the first input of OTHER was computed from this weight, directly or through other weights.
-        False for a weight and itself.
+        """Return whether the first input of OTHER was computed from this weight, directly or through other weights
+        (`before`). False for a weight and itself.
         """
         return self.number != other.number and bool(other.before & self.bit)
 
@@ -117,7 +118,9 @@ class Bypass(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Return whether all layers take each part once, changed or not, in the order in which they were cut."""
+        """Return whether all layers take each part once, changed or not, in the order in which they were cut. False if
+        `joined` is ().
+        """
         orders = [[one % self.parts for one in order] for order in self.joined]
         return bool(orders) and all(order == [*range(self.parts)] for order in orders)
 
@@ -135,12 +138,13 @@ class Neighbours(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a forward pass splits the output of a fused projection.
+    """How a forward pass splits the output of a fused projection: along its last dimension, for a convolution along its
+    channels.
 
     Attributes:
-        kind: "block" (it is split as it is: one part after the other), "grouped" (its last dimension is reshaped to
-            several first), "inside" (the same, and then it is split along the last of them), or "" if it is not known.
-        sizes: if it is reshaped, the two or three sizes that replace the last one; else ().
+        kind: "block" (it is split as it is: one part after the other), "grouped" (this dimension is reshaped to several
+            first), "inside" (the same, and then it is split along the last of them), or "" if it is not known.
+        sizes: if it is reshaped, the two or three sizes that replace this dimension; else ().
     """
 
     kind: str = ""
@@ -176,7 +180,8 @@ class Facts:
 
     Attributes:
         flow: its place in the graph, or None if it is not known.
-        joined: the layers whose concatenated outputs it takes, if there are several, each with its channels; else ().
+        joined: the layers whose concatenated outputs it takes, each with its channels; () if there is only one, or if
+            one of them feeds another.
         place: the place of its output among those of other layers that are concatenated with it, or None.
         flattened: how the images that it takes are flattened, or None if it takes none. Rows that also become images
             count as flattened ones.
@@ -186,18 +191,19 @@ class Facts:
         merged: the sizes of the two dimensions that the code flattens into the channels that it takes, or None.
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
-        rotary: how a rotary embedding pairs its output ("half", "interleaved", also if the code moves
-            neighbours into halves before it rotates these); None if it rotates none.
+        rotary: how a rotary embedding pairs its output ("half", "interleaved", also if the code moves neighbours into
+            halves before it rotates these); None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, and the activation of the gate; or None.
-        runs: how often the same function takes it.
+        runs: how often the function that takes it first takes it in the whole pass.
         input: a number, the same for layers of which each took the same tensor (one object) last; None if that is not
             known.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
         opens: "gate" or "up" like `beside_gate`, for two layers that both go through an activation, of which only that
             of the gate is a sigmoid.
         added: the keys of the weights whose outputs the code adds to its output, as it is.
-        attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known.
+        attends: what its output is in the attention that takes it: "q", "k" or "v"; "" if that is not known, or if it
+            is several of these.
         modulates: for each part of its output, "add" (a shift), "mul" (a scale), or "".
         inputs_first: whether its layout is [in, out]; None if that is not known.
         dims: for each of its dimensions "input", "output" or "both", if an einsum shows it; else ().
@@ -207,9 +213,9 @@ class Facts:
             looked up in it, or the input of its layer; 1 for none, None if that is not known.
         rows: the first function that takes the rows that are looked up in it; "added" if it adds something to them; ""
             if there is none.
-        behind: for the statistics of a batch norm, the layer directly before it, if nothing is between them.
-        bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it
-            gives, of what it takes, or both.
+        behind: for the running mean of a batch norm, the layer directly before the norm, if nothing is between them.
+        bypasses: the parts of its channels, if one of them goes past the layers that take the others: of what it gives,
+            of what it takes, or both.
         parts: the parts that the code divides its output into, in order.
         takes: the tensors that the code concatenates to its input, in order.
         gates: the gates of an LSTM in the order of its rows ("i", "f", "o", "g"), if the code shows them.

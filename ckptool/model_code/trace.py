@@ -36,7 +36,7 @@ def signature_of(
     trace: bool = True,
 ) -> Signature:
     """Return the signature of MODEL: its keys, shapes and order, and facts from a forward pass of a copy without
-    values, or, if that fails, of a small model itself.
+    values, or, if that fails, of a small model itself (`_follow`).
 
     Entries of the state dict that are no tensors are left out. One that is the same parameter or buffer as earlier ones
     is tied to the first of these, and has its use and facts.
@@ -45,10 +45,10 @@ def signature_of(
         model: the model; it is not changed.
         name: for messages; the name of its class if it is empty.
         inputs: example inputs (positional, or by name); guessed and searched for if None.
-        trace: follow a forward pass. If that fails, the signature has only the other facts; its `rotary` is then
-            "unknown" if names of classes or buffers show a rotary embedding. A model that the ranks of a run share
-            (with DTensors) is not followed, so that all ranks get the same result; its `rotary` is None, as if TRACE
-            were false.
+        trace: follow a forward pass. If no pass runs to its end, the facts are those of a pass that used nine tenths of
+            the tensors, or there are none; `rotary`, if it is None then, is "unknown" if names of classes or buffers
+            show a rotary embedding. A model that the ranks of a run share (with DTensors) is not followed, so that all
+            ranks get the same result; its `rotary` is None, as if TRACE were false.
     """
     state = model.state_dict()
     owners = {
@@ -98,7 +98,7 @@ def signature_of(
 
 
 def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return (parameters, buffers) of MODEL, each name -> tensor; those with several names under each of them."""
+    """Return (parameters, buffers) of MODEL, each name -> tensor; tensors with several names are under each of them."""
     return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers(remove_duplicate=False))
 
 
@@ -184,7 +184,9 @@ _MOST_INPUT = 1 << 22
 
 
 def _means_alone(parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> set[str]:
-    """Return the keys of means of batch norms without weights. They stand for the layer, which has no other tensor."""
+    """Return the keys of the means of batch norms without weights: each buffer `running_mean` that has no parameter
+    `weight` beside it. They stand for the layer, which has no other tensor that is used.
+    """
     means = [name for name in buffers if name.rpartition(".")[2] == "running_mean"]
     return {name for name in means if f"{name.removesuffix('running_mean')}weight" not in parameters}
 

@@ -88,7 +88,7 @@ def require_code(place: str) -> None:
 
 def names_file(place: str) -> bool:
     """Return whether PLACE names a file or folder, and not a module: it is empty, ends with `.py` or has a slash in it,
-    or it is there and no module has that name.
+    or it is there and no module of that name with a file is found (`file_of`).
     """
     return not place or place.endswith(".py") or "/" in place or (is_there(place) and file_of(place) is None)
 

@@ -48,7 +48,18 @@ class Attention:
         self._weights: set[int] = set()  # ids of what a softmax made of scores
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note in `roles` what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key."""
+        """Note in `roles` what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key.
+
+        - `scaled_dot_product_attention`: the layers that made its arguments `query`, `key` and `value`, by position or
+          by name, get the roles "q", "k" and "v".
+        - A product of two or more tensors, none of which is a parameter or buffer: `_multiply`, of the last two
+          tensors.
+        - A softmax: `_soften`.
+        - Any other function that returns one tensor: `_go_on`.
+
+        A layer counts as the one that made a tensor only if the tensor comes from the whole output of this layer and of
+        no other (`Gating.made_by`).
+        """
         if call.name == "scaled_dot_product_attention":
             for place, name in enumerate(("query", "key", "value")):
                 value = call.args[place] if place < len(call.args) else call.kwargs.get(name)
@@ -71,7 +82,9 @@ class Attention:
     def _multiply(self, call: Call, one: Any, other: Any) -> None:
         """Note what CALL, the product of the tensors ONE and OTHER, shows. If one of them is what a softmax made of
         scores, the other one is values: its layer gets the role "v". Else, if each is the output of a single layer, and
-        the two layers differ, the result is scores (`_scores`). Else nothing is noted.
+        the two layers differ, the result is scores (`_scores`): its second last dimension lists the places of the layer
+        of ONE, its last those of the layer of OTHER; for an einsum, its equation says which (`_of_einsum`). Else, and
+        for an einsum whose equation does not say so, nothing is noted.
         """
         if id(one) in self._weights or id(other) in self._weights:
             self._note("v", self._made_by(other if id(one) in self._weights else one))
@@ -122,7 +135,8 @@ class Attention:
 
 def _of_einsum(call: Call) -> tuple[int | None, ...]:
     """Return, for each dimension of the result of the einsum CALL of two tensors, which of the two has it, 0 or 1; None
-    for one that both have. () if its equation has no arrow, or says "...".
+    for one that both have. () if CALL has no equation as its first argument, or an equation without an arrow, with
+    "...", or of another number of tensors than two.
     """
     equation = call.args[0] if call.args else ""
     if not isinstance(equation, str) or "->" not in equation or "." in equation or equation.count(",") != 1:
@@ -149,8 +163,9 @@ def _regrouped(owners: Sequence[int | None], before: Sequence[int], after: Seque
     """Return a value for each dimension of a tensor that is reshaped from the sizes BEFORE to AFTER. OWNERS has the
     values of its dimensions before: (0, 1) becomes (0, 0, 1) from [6, 4] to [2, 3, 4].
 
-    Each run of dimensions of BEFORE (`_blocks`) gives its value to all dimensions of AFTER that it becomes; None if the
-    dimensions in it have unlike values. Of those in BEFORE, dimensions of size 1 do not count.
+    Each run of dimensions of BEFORE (`_blocks`) gives its value to all dimensions of AFTER that it becomes. Of those in
+    BEFORE, dimensions of size 1 do not count. The value is None if the other dimensions in the run have unlike values,
+    or if there are none.
     """
     made: list[int | None] = []
     at = 0

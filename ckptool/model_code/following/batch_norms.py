@@ -14,7 +14,7 @@ _OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "tra
 
 
 class BatchNorms:
-    """Follows the outputs of layers until a function takes them.
+    """Follows the outputs of layers until a function takes them, to find batch norms directly behind a layer.
 
     Args:
         uses: gets `behind` of facts.
@@ -28,8 +28,9 @@ class BatchNorms:
         self._normed: dict[int, str] = {}  # id of such a tensor -> the statistics of the batch norm that took it
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note that the result of CALL is the output of a layer, or the layer that a batch norm, CALL, is behind. KEYS
-        has id of a parameter or buffer -> its key.
+        """Note what CALL, which has run and returned a tensor, shows: if it is a batch norm, the layer that it is
+        behind (`_behind`); if it is a linear layer or a convolution (also a transposed one) whose second argument is a
+        parameter, that its result is the direct output of this layer. KEYS has id of a parameter or buffer -> its key.
         """
         if call.name == "batch_norm":
             self._behind(call.args, call.kwargs, keys)
@@ -42,6 +43,9 @@ class BatchNorms:
         of the norm. ARGS and KWARGS are the arguments of the call of `batch_norm`, KEYS is as in `see`. Nothing is
         noted if its input is no direct output of a layer, if its mean is no tensor of the model, or if its eps is no
         float.
+
+        If another batch norm took another shape of the same output before, that norm loses its note (`_forget`), and
+        this one gets none. Two norms that take the same tensor are both noted.
         """
         given = dict(zip(_OF_BATCH_NORM, args, strict=False)) | kwargs
         layer, mean = self._made.get(id(given.get("input"))), keys.get(id(given.get("running_mean")))
@@ -54,13 +58,15 @@ class BatchNorms:
             self._normed[id(given["input"])] = mean
 
     def take(self, call: Call) -> None:
-        """Forget that the tensors that CALL took are direct outputs of layers, and so are other shapes of these: a
-        batch norm that took one of them loses its note (`behind` becomes None), and one that takes it later gets none.
-        Nothing changes if CALL is a `batch_norm` itself, only reads a property, or takes only the sizes of a tensor
-        (the second of `view_as`).
+        """Forget that the tensors that CALL takes, and other shapes of these tensors, are direct outputs of layers
+        (`_forget`): a function other than a batch norm takes them. A batch norm that took one of them before loses its
+        note (`behind` becomes None), and one that takes it later gets none. Nothing changes if CALL is a `batch_norm`
+        itself or only reads a property. Of a function whose name ends with `_as` (`view_as`), only the first tensor
+        counts: it takes only the sizes of the second.
 
-        The output of a linear layer that CALL reshapes without touching the last dimension stays one, and so does the
-        result: tokens are flattened before a batch norm. That holds for one reshape of each tensor, before any norm.
+        A reshape (`flatten`, `reshape`, `view`) of the output of a linear layer that keeps the size of the last
+        dimension forgets nothing, and its result is a direct output, too: tokens are flattened before a batch norm.
+        That holds for one reshape of each tensor, and only before a norm took the tensor.
         """
         if call.name == "batch_norm" or call.name in LOOKS:
             return
@@ -77,7 +83,9 @@ class BatchNorms:
             self._forget(value)
 
     def _forget(self, value: Any) -> None:
-        """Forget that VALUE, and other shapes of it, are direct outputs of a layer (`take`)."""
+        """Forget that VALUE, and other shapes of it, are direct outputs of a layer. `behind` of a batch norm that took
+        one of them becomes None.
+        """
         for one in self._shapes_of.get(id(value), [id(value)]):
             self._made.pop(one, None)
             if (mean := self._normed.pop(one, None)) is not None:

@@ -45,9 +45,16 @@ class Bypasses:
         self._consumers: dict[str, list[tuple[str, tuple[_Part, ...]]]] = {}
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note what CALL, which has run, shows about parts, for `found`: it cuts the output of a layer into equal
-        parts, joins parts, is a layer (`linear`, or a convolution that is not transposed) that takes a part or joined
-        parts, or passes one of these on (`_pass_on`). KEYS has id of a parameter or buffer -> its key.
+        """Note what CALL, which has run, shows about parts, for `found`. KEYS has id of a parameter or buffer -> its
+        key. CALL is one of these:
+
+        - a cut (`chunk`, `split`) of the output of a layer into equal parts, along any dimension but the first. An
+          output that is cut a second time is left out of `found`;
+        - a concatenation of parts of one output, or of what layers made of them, or of joined parts: the result is
+          joined parts. Nothing is noted if one of the tensors is none of these;
+        - a layer with a weight of the model (`linear`, or a convolution that is not transposed): it takes a part, or
+          joined parts, and its result is the output of this layer;
+        - any other function with one result: `_pass_on`.
         """
         name, first, result = call.name, call.first, call.result
         if name in CUTS and isinstance(result, tuple | list) and call.divided != 0:  # parts of a batch are no channels
@@ -100,9 +107,9 @@ class Bypasses:
         of a layer, a part of one, the output of a layer that took a part, or joined parts. KEYS is as in `see`.
 
         The argument is the only tensor in CALL with the sizes of the result; parameters do not count. Of two such
-        tensors that are added, the one that is a part counts. Nothing is noted if there are several, or none. If the
-        argument is the output of a layer that was not cut yet, the parameters in CALL are noted to work on its
-        channels.
+        tensors that are added, the one that is a part counts, if just one is. Nothing is noted if there are several, or
+        none. If CALL adds something to a part, the result is this part, changed once more. If the argument is the
+        output of a layer that was not cut yet, the parameters in CALL are noted to work on its channels.
         """
         tensors, result = call.tensors, call.result
         data = [t for t in tensors if id(t) not in keys and tuple(t.shape) == tuple(result.shape)]

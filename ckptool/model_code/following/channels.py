@@ -24,11 +24,13 @@ class Channels:
         buffers: keys of buffers, which are no weights.
     Attributes:
         joined: key of a weight -> the layers whose concatenated outputs it takes, each with its number of channels; of
-            several concatenations that it takes, those of the first.
+            several concatenations that it takes, those of the first. Layers of which one feeds another are left out
+            (`_join`).
         places: key of a weight -> the place of its output, from 0, among those of other layers that are concatenated
             with it, in the first such concatenation.
         bit: key of a weight -> the number of its bit in `before`, in the order in which weights are used.
-        before: key of a weight -> the weights that its first input was computed from, as a set of bits.
+        before: key of a weight -> the weights that its first input was computed from, and those with a lower number
+            that meet their first input in the same call (for a bias, the weight of its layer), as a set of bits.
     """
 
     def __init__(self, buffers: Container[str] = ()) -> None:
@@ -44,9 +46,10 @@ class Channels:
         self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note, for the result of CALL, which layers its channels come from and which weights it was computed from;
-        and in `joined`, `places`, `bit` and `before` what CALL shows of the weights in it. The results of functions
-        such as `new_zeros` and `zeros_like`, which take no numbers of their arguments, come from no weights.
+        """Note, for the result of CALL, which layers its channels come from (`_channels_of`) and which weights it was
+        computed from (`_met`; for several results, `_note_several`); and in `joined`, `places`, `bit` and `before` what
+        CALL shows of the weights in it. The results of functions such as `new_zeros` and `zeros_like`, which take no
+        numbers of their arguments, come from no weights.
 
         Args:
             call: the call, after it has run.
@@ -74,7 +77,8 @@ class Channels:
 
     def _note_several(self, call: Call, behind: int) -> None:
         """Note that each tensor in the tuple or list that CALL returned was computed from the weights BEHIND, a set of
-        bits, or that the tensor that `__setitem__` changed was. Nothing is noted of other results, or without weights.
+        bits; or, if CALL is `__setitem__`, that the tensor that it changed was. Nothing is noted of other results, or
+        without weights.
         """
         if behind and isinstance(call.result, tuple | list):
             # a torch.Size is a tuple as well, and small integers are shared, so that their ids mean nothing
@@ -169,8 +173,8 @@ class Channels:
             waiting &= ~low
 
     def learned(self, value: Any) -> bool:
-        """Return whether the tensor VALUE is the result of a call that took a weight or another such result: not an
-        input, and not computed from inputs alone.
+        """Return whether the tensor VALUE is the result of a call that took a weight or another such result (or was
+        changed by a `__setitem__` with one): not an input, and not computed from inputs alone.
         """
         return id(value) in self._behind
 

@@ -55,7 +55,9 @@ class _Rows:
         return self._whole
 
     def join(self, other: _Rows) -> None:
-        """Note that the numbers of OTHER are in the same order."""
+        """Note that the numbers of OTHER are in the same order: from now on, the `whole` of both is the same, with the
+        keys and matrices of both, and the maps of this one, or of OTHER if this one has none.
+        """
         one, other = self.whole, other.whole
         if one is not other:
             one.keys |= other.keys
@@ -94,11 +96,15 @@ class FeatureMaps:
         return self._flat.get(id(value))
 
     def unflattened(self) -> dict[str, Flattened]:
-        """Return key of a tensor that holds something for each number of a row -> the maps made of such rows."""
+        """Return key of a tensor that holds something for each number of a row -> the maps made of such rows. Tensors
+        whose rows become no maps are left out.
+        """
         return {key: maps for rows in self._made.values() if (maps := rows.whole.maps) for key in rows.whole.keys}
 
     def beside_maps(self) -> dict[str, Flattened]:
-        """Return key of a matrix that takes rows -> the maps that are made of such rows as well."""
+        """Return key of a matrix that takes rows -> the maps that are made of such rows as well. Matrices whose rows
+        become no maps are left out.
+        """
         return {key: maps for rows in self._made.values() if (maps := rows.whole.maps) for key in rows.whole.taken_by}
 
     def merged(self, value: Any) -> tuple[int, int] | None:
@@ -106,11 +112,13 @@ class FeatureMaps:
         return self._merged.get(id(value))
 
     def see(self, call: Call, keys: Mapping[int, str], *, rows: bool) -> None:
-        """Note whether the result of CALL, a tensor, is a feature map, a flattened one, or has merged dimensions.
+        """Note whether the result of CALL, a tensor, is a feature map, a flattened one, or has merged dimensions
+        (`_merge`), and what CALL shows about rows and the maps made of them (`_see_rows`).
 
         A convolution with a result of three to five dimensions makes a feature map (`_MAPS`); a linear layer with a
-        weight of the model makes none; any other function, what `_go_on` says. Flattened maps stay so if CALL keeps
-        their sizes.
+        weight of the model makes none. For any other function, the first argument decides: if it is a feature map, the
+        result is what `_after_features` says; if it is a flattened map with the sizes of the result, so is the result;
+        else the result is neither.
 
         Args:
             call: the call, after it has run.
@@ -140,10 +148,11 @@ class FeatureMaps:
 
     def _see_rows(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note whether the result of CALL, a tensor, is rows [n, numbers] that a matrix of the model makes or a table
-        holds, rows made of these number by number, or maps made of rows; which matrix takes rows; and how a convolution
-        takes maps. KEYS is as in `see`.
+        holds, rows made of these number by number, or maps made of rows by a reshape that keeps the first dimension;
+        which matrix takes rows; and how the first convolution takes the maps (`_made_of_rows`). KEYS is as in `see`.
 
-        Maps stay so if CALL permutes their dimensions, or works on each channel for itself.
+        Maps stay so if CALL permutes their dimensions, or works on each channel for itself (`_keeps_channels`) and
+        keeps their number of dimensions.
         """
         first, result = call.first, call.result
         shaped, rows = self._shaped.get(id(first)), self._rows.get(id(first))
@@ -172,7 +181,9 @@ class FeatureMaps:
 
     def _hold(self, result: torch.Tensor, keys: Iterable[str], given: Iterable[_Rows], *, product: bool) -> None:
         """Note that RESULT is rows in the order of the rows GIVEN, and that the tensors KEYS hold something for each
-        number: a matrix, and its bias, with which a PRODUCT makes the rows, or what is combined with them.
+        number: a matrix, and its bias, with which a PRODUCT makes the rows, or what is combined with them. All rows
+        that one of KEYS makes, in this call and earlier ones, are in one order; so are all rows that one of KEYS is
+        combined with.
         """
         made = self._rows[id(result)] = _Rows()
         for key in keys:
@@ -183,7 +194,8 @@ class FeatureMaps:
 
     def _merge(self, call: Call, first: torch.Tensor) -> None:
         """Note the sizes of the last two dimensions of FIRST, the first argument of CALL, if CALL flattens just these
-        two. The note stays with a result that has the same numbers (`dropout`, `contiguous`).
+        two, and FIRST has three or more. The note stays with a result that has the same numbers (`dropout`,
+        `contiguous`).
         """
         if call.name in UNCHANGED and id(first) in self._merged:
             self._merged[id(call.result)] = self._merged[id(first)]
@@ -194,13 +206,18 @@ class FeatureMaps:
 
 
 def _after_features(order: str, call: Call, first: Any) -> tuple[str, Flattened | None]:
-    """Return what the result of CALL is, whose first argument FIRST is a feature map with its dimensions in ORDER
-    ("nchw"; "ncw" and "ncdhw" for other convolutions): ("features", new order) for a result with as many dimensions,
-    the same order unless CALL permutes them (None if its arguments do not show how); ("flat", `Flattened`) if CALL
-    flattens all but the first dimension n of maps of several places. None if it is neither.
+    """Return (order of the dimensions of the result of CALL, "" if it is no feature map; how CALL flattens, or None).
+    FIRST, the first argument of CALL, is a feature map with its dimensions in ORDER ("nchw"; "ncw" and "ncdhw" for
+    other convolutions).
 
-    Maps with one or three spatial dimensions are no longer features behind a function that may mix channels, such as a
-    linear layer, and are only told flattened with their channels first or, if there are three, last.
+    - A result with as many dimensions as FIRST is a feature map in the same order, or in the new order if CALL permutes
+      them ("" if its arguments do not show how). Exception: behind a function that may mix channels (not
+      `_keeps_channels`), such as a linear layer, maps with one or three spatial dimensions are no feature maps any
+      more.
+    - ("", `Flattened`) if CALL (`flatten`, `reshape`, `view`) flattens all but the first dimension n of maps of several
+      places. Maps with one spatial dimension have to have their channels first for that, those with three their
+      channels first or last, and depth, height and width in this order.
+    - ("", None) for all others.
     """
     if call.result.ndim == first.ndim and call.name in TURNS:
         turned = turned_to(call.name, call.args, first.ndim)
@@ -219,20 +236,23 @@ def _after_features(order: str, call: Call, first: Any) -> tuple[str, Flattened 
 
 
 def _told(order: str) -> str:
-    """Return the ORDER of the dimensions of maps as that of pictures: "nchw" for "ncw". "" if their depth, height and
-    width are not in this order, side by side.
+    """Return the ORDER of the dimensions of maps as that of pictures: "nchw" for "ncw" and "ncdhw", "nhwc" for "nwc"
+    and "ndhwc", any order of four dimensions as it is; "" for others.
     """
     return _TOLD.get(order, order if len(order) == 4 else "")
 
 
 def _keeps_channels(call: Call) -> bool:
-    """Return whether CALL leaves each channel of the maps that it takes in its place."""
+    """Return whether CALL leaves each channel of the maps that it takes in its place: activations, norms, sums,
+    products by element, pools, `pad` and `interpolate`.
+    """
     return call.name in CHANNEL_BY_CHANNEL or "pool" in call.name or call.name in ("pad", "interpolate")
 
 
 def _made_of_rows(shaped: _Shaped) -> Flattened | None:
-    """Return how the maps SHAPED, which a convolution takes, were made of rows. None if the numbers of a row are in one
-    channel or one place, or if the dimensions are in no order that is told (`_told`).
+    """Return how the maps SHAPED, which a convolution takes as [n, c, …], were made of rows. None if the numbers of a
+    row are in one channel or one place, if the first dimension was not n, or if the dimensions were in no order that is
+    told (`_told`).
     """
     letters = dict(zip(shaped.dims, _MAPS.get(len(shaped.dims), ""), strict=False))
     order = "".join(letters.get(dim, "") for dim in range(len(shaped.sizes)))

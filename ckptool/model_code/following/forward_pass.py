@@ -43,8 +43,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     The forward pass runs inside of `with` this mode; after it, `finish` adds what only the whole pass shows. Calls on
     tensors without values give zeros of the right sizes, without computing, if `shape_only` knows the function. A
-    result that is too large raises MemoryError (`Budget`). If a note about a result fails, the pass goes on without
-    notes about later results.
+    result that is too large raises MemoryError (`Budget`). If a note about a result fails (`_observe`), the pass goes
+    on without notes about later results; which function uses which parameter is still noted (`_use`).
 
     Args:
         keys: id of a parameter or buffer -> its key; the pass adds views of them to this dict.
@@ -109,7 +109,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         return call.result
 
     def _observe(self, call: Call) -> None:
-        """Note what CALL, which has run, shows. The order matters: later notes read earlier ones."""
+        """Note what CALL, which has run, shows: give CALL to each class that follows one idea, those of numbers,
+        tables, batch norms and flattened maps only if the result is one tensor. The order matters: later notes read
+        earlier ones.
+        """
         self._views.see(call)
         self._rotary.see(call)
         if isinstance(call.result, torch.Tensor):
@@ -131,8 +134,10 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._outputs.see(call, self._keys)
 
     def _see_parts(self, call: Call) -> None:
-        """Note the parts that CALL divides its first argument into (`NamedParts.see`), if that is an output of one
-        weight, rows of a table, a parameter itself, or the product of the outputs of two weights (then for both).
+        """Note the parts that CALL divides its first argument into (`NamedParts.see`), if this argument was computed
+        from the output of one weight and no other (`Outputs.of`), is rows of a table, is a parameter itself or was
+        computed from one parameter in its sizes (`Views.see_alone`), or is the product of the outputs of two weights
+        (then the parts are noted for both).
         """
         own = self._views.see_alone(call)
         made = self._outputs.of(call.first) or {self._tables.table_of(call.first) or own}

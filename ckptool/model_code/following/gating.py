@@ -38,11 +38,11 @@ class Gating:
 
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
-            Only that of "gate" goes through an activation before. Or that of "up" goes through further layers, whose
-            activations do not count, and the activation of "gate" is no sigmoid.
+            Either only the output of "gate" goes through an activation before; or the output of "up" goes through
+            further layers, whose activations do not count, and the activation of "gate" is no sigmoid.
         halves: key of a weight -> which half of its output is the gate of the other half, and with which activation.
-        opens: the same as `roles` in two other cases: both go through an activation, and only that of "gate" is a
-            sigmoid; or "up" goes through further layers, and the activation of "gate" is a sigmoid.
+        opens: the same as `roles` in two other cases: both outputs go through an activation, and only that of "gate" is
+            a sigmoid; or the output of "up" goes through further layers, and the activation of "gate" is a sigmoid.
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
@@ -121,9 +121,10 @@ class Gating:
         """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
 
         If CALL cuts whole outputs into two equal parts (`chunk`), along any dimension but the first, its results are
-        the halves; of other cuts, nothing is noted. An index that takes a half (`_half`) gives that half. Any other
-        single result comes from ORIGINS, too, and its activation is noted (`_pass_activation`). If CALL is torch's
-        `glu` of whole outputs, only their second half is noted as the gate, in `halves`.
+        the halves; of the results of other cuts, nothing is noted. An index that takes a half (`_half`) gives that
+        half. Any other single result comes from ORIGINS, too. The activation of halves and single results is noted
+        (`_pass_activation`). If CALL is torch's `glu` of whole outputs, only their second half is noted as the gate, in
+        `halves`; the result comes from nothing.
         """
         whole = all(half is None for _, half in origins)
         if call.name == "glu" and whole:
@@ -248,7 +249,10 @@ class Gating:
 
 
 def _multiplied(call: Call) -> list[tuple[Any, Any]]:
-    """Return the pairs of tensors that CALL multiplies element by element; [] if it multiplies none."""
+    """Return the pairs of tensors that CALL multiplies element by element: the two of a product (`a * b`), the last two
+    of three of `addcmul`, the weight with each end of `lerp(a, b, weight)`. [] for other calls, and for a product with
+    a number.
+    """
     tensors = call.tensors
     if call.name in MULTIPLIES and len(tensors) == 2:
         return [(tensors[0], tensors[1])]

@@ -22,7 +22,9 @@ class Outputs:
         self._multiplied: set[int] = set()  # products, element by element, of the outputs of two matrices
 
     def of(self, value: Any) -> frozenset[str]:
-        """Return the keys of the matrices that made the tensor VALUE; none if they are not known or more than four."""
+        """Return the keys of the matrices that made the tensor VALUE, those of the last products or convolutions before
+        it; none if they are not known or more than four.
+        """
         return self._made_by.get(id(value), frozenset())
 
     def is_product(self, value: Any) -> bool:

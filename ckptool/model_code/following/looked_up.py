@@ -33,11 +33,15 @@ class Tables:
         return self._rows.get(id(value))
 
     def has_factor_of(self, value: Any) -> bool:
-        """Return whether a number that the tensor VALUE is multiplied by counts as one of a table."""
+        """Return whether a number that the tensor VALUE is multiplied by counts as one of a table: VALUE is rows of a
+        table, or such rows after they were multiplied, or after their dimensions were put in another order.
+        """
         return id(value) in self._rows or id(value) in self._scaled_rows
 
     def is_one_hot(self, value: Any) -> bool:
-        """Return whether the tensor VALUE is one in one place of each row, and zero elsewhere."""
+        """Return whether the tensor VALUE is one in one place of each row, and zero elsewhere: `one_hot` made it, or it
+        is a view or a copy of such a tensor.
+        """
         return id(value) in self._one_hot
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:

@@ -34,7 +34,7 @@ class Factors:
             self._factors[id(call.result)] = number * before
 
     def of(self, tensor: Any) -> float:
-        """Return the number that TENSOR was multiplied by, by all calls; 1 if it was not."""
+        """Return the number that TENSOR was multiplied by, as `see` has noted it; 1 if it has noted none."""
         return self._factors.get(id(tensor), 1.0)
 
 

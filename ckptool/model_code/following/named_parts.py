@@ -104,7 +104,8 @@ class NamedParts:
 
     def _take(self, whole: torch.Tensor, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
         """Note that the code takes PART of the tensor WHOLE: SPAN (start, stop) of the dimension DIM. If all that was
-        taken of this dimension covers it, note the parts of the weight KEY.
+        taken of this dimension, two parts or more, covers it without a gap or an overlap, note the parts of the weight
+        KEY. After 16 parts of a dimension, no others are remembered; of two parts with one SPAN, the first counts.
         """
         known = self._taken[id(whole), dim]
         if len(known) < _MOST:
@@ -204,7 +205,8 @@ def _name_of_slice() -> str:
 
 def _name_of_element(place: int) -> str:
     """Return the name that the running statement of the model assigns the element PLACE to: "k" for 1 in `q, k, v =
-    x[0], x[1], x[2]`, and for `k = x[1]`. "" if it assigns none, or several.
+    x[0], x[1], x[2]`, and for `k = x[1]`. "" if it assigns none, or several. PLACE is counted from 0; it is compared
+    with the numbers in the code without their signs (`_places_in`).
     """
     target, value = _assigned()
     pairs = [(target, value)]
@@ -215,7 +217,9 @@ def _name_of_element(place: int) -> str:
 
 
 def _places_in(value: ast.AST) -> list[int]:
-    """Return the integers in all indices of the expression VALUE: [1] for `x[..., 1]`."""
+    """Return the integers in all indices of the expression VALUE, without their signs: [1] for `x[..., 1]`, and also
+    for `x[..., -1]`.
+    """
     indices = [one.slice for one in ast.walk(value) if isinstance(one, ast.Subscript)]
     constants = [one.value for index in indices for one in ast.walk(index) if isinstance(one, ast.Constant)]
     return [one for one in constants if type(one) is int]

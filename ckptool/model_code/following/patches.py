@@ -35,8 +35,8 @@ class Patches:
 
     def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
         """Note which dimensions of a picture or a video each dimension of the result of CALL holds, if its first
-        argument is followed and the function only reshapes, turns, unfolds or copies it. The results of other functions
-        are not followed.
+        argument is followed and the function only reshapes it, turns it (`permute`, `transpose`), unfolds it or copies
+        it. The results of other functions are not followed.
 
         A tensor with four or five dimensions that is not followed and was not computed from weights (LEARNED: tensor ->
         whether it was) is taken for a picture [n, c, h, w] or a video [n, c, t, h, w], and followed from there.

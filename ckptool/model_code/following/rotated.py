@@ -40,7 +40,9 @@ class Rotary:
         self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
 
     def see(self, call: Call) -> None:
-        """Note what CALL, which has run, shows about a rotary embedding."""
+        """Note what CALL, which has run, shows about a rotary embedding, in `kind` and in the facts of matrices: of
+        complex numbers and of every second element (`_rotate_pairs`), and of halves (`_pair_halves`, `_rotate_halves`).
+        """
         self._pair_halves(call)
         self._rotate_pairs(call)
         if isinstance(call.result, torch.Tensor):

@@ -56,8 +56,13 @@ class SideBySide:
 
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note where the numbers in the result of CALL come from; in `found`, the neighbours that CALL takes, if it is
-        a layer or a norm; and in `layouts`, how CALL divides the output of a convolution, if it cuts it into two to
-        four parts.
+        a layer or a norm (`_note`); and in `layouts`, how CALL divides the output of a convolution, if it reshapes it
+        (`_note_groups`) or cuts it into two to four parts (`_note_parts`).
+
+        A result is followed back to the arguments of CALL if CALL only moves or joins numbers (`permute`, `cat`) and
+        one of its tensors has known channels or is followed itself; or if CALL is no layer and takes one tensor that is
+        followed, and no other but weights, and the result has its sizes (a norm, an activation). Nothing is noted of a
+        result that is the first argument itself.
 
         Args:
             call: the call, after it has run.
@@ -86,7 +91,8 @@ class SideBySide:
 
     def _note_groups(self, call: Call) -> None:
         """Note in `layouts` the two sizes that CALL reshapes the channels of a convolution's output to ("grouped"): [2,
-        48, 6, 6] to [2, 6, 8, 6, 6]. The first note for a convolution stays.
+        48, 6, 6] to [2, 6, 8, 6, 6] gives (6, 8). Nothing is noted if CALL changes other dimensions. The first note for
+        a convolution stays.
         """
         key, before, after = self._made_by.get(id(call.first)), _shape(call.first), _shape(call.result)
         if key is None or before is None or after is None or call.name not in _RESHAPES:
@@ -97,8 +103,8 @@ class SideBySide:
     def _note_parts(self, parts: Sequence[torch.Tensor]) -> None:
         """Note in `layouts` how PARTS divide the output of a convolution, if each has an equal share of its channels:
         "block" for one share after the other, "inside" for a share of each of several heads, with the sizes (heads,
-        channels of each head in all PARTS). The first such note for a layer stays. Nothing is noted if PARTS do not
-        come from a convolution, or divide its channels in another way.
+        channels of each head in all PARTS). A "grouped" note for the layer is replaced, any other stays. Nothing is
+        noted if PARTS do not come from a convolution, or divide its channels in another way.
         """
         bases: list[Any] = []
         numbers = [self._numbers(part, bases, {}) for part in parts]
@@ -218,7 +224,7 @@ class SideBySide:
 
 
 def _function(name: str) -> Any:
-    """Return the function NAME of torch, or the method of a tensor."""
+    """Return the method NAME of a tensor, or, if there is none, the function NAME of torch."""
     return getattr(torch.Tensor, name, None) or getattr(torch, name)
 
 

@@ -60,6 +60,11 @@ class Projections:
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note how CALL, which has run, splits the output of a layer, and what it does with a part of one. KEYS has id
         of a parameter or buffer -> its key.
+
+        If CALL returned several tensors, `_divided` notes how; nothing else is noted then. If CALL returned one tensor:
+        sums and products may modulate (`_modulated`); the result of a linear layer with a weight of the model is the
+        output of this layer; the results of other functions, but convolutions, go on (`_go_on`); and maps of
+        convolutions are noted (`_make_maps`).
         """
         if not isinstance(call.result, torch.Tensor):
             self._divided(call)
@@ -76,7 +81,9 @@ class Projections:
             self._make_maps(call, first, key)
 
     def _go_on(self, call: Call, first: Any) -> None:
-        """Note what the result of CALL is, if its first argument FIRST is an output, reshaped or a part."""
+        """Note what the result of CALL is, if its first argument FIRST is an output (`_after_output`), an output
+        reshaped to one dimension more (`_after_grouped`), or a part (`_after_part`).
+        """
         if id(first) in self._outputs:
             self._after_output(self._outputs[id(first)], call, first)
         elif id(first) in self._grouped:
@@ -87,12 +94,13 @@ class Projections:
     def _after_output(self, what: _Output, call: Call, first: Any) -> None:
         """Note what the result of CALL is, whose first argument FIRST is the output WHAT:
 
-        - the same output, if it has the sizes of FIRST, or if CALL only adds or removes dimensions of size 1;
+        - the same output, if it has the sizes of FIRST, or if CALL is an index, `squeeze` or `unsqueeze` that keeps the
+          number of elements (`x[:, None]`);
         - a reshaped one, if CALL reshapes FIRST to one dimension more;
         - nothing, for any other CALL, and for a part of FIRST (`x[..., :n]`, `narrow`).
 
         Also note the layout of the projection: "grouped" with its new sizes, if CALL reshapes it to more dimensions
-        (`_reshaped`); "block", if CALL takes a part of it.
+        (`_reshaped`); "block", if CALL takes a part of it, along whatever dimension and with whatever steps.
         """
         if call.name in _ONES and call.result.numel() == first.numel():
             self._outputs[id(call.result)] = what
@@ -120,7 +128,7 @@ class Projections:
 
     def _after_part(self, what: _Part, call: Call, first: Any) -> None:
         """Note that the result of CALL is the part WHAT of an output like FIRST, its first argument, if CALL only
-        reshapes, indexes, expands or converts FIRST, and keeps the number of elements.
+        reshapes, indexes, expands or converts FIRST (not `permute` and the like), and keeps the number of elements.
 
         Also note the number of heads (`heads`) of the projection, if CALL reshapes the last dimension to two, heads and
         width; the first note stays.
@@ -163,8 +171,9 @@ class Projections:
         """Note in `modulates` of a layer that the function NAME, called with ARGS, adds a part of the layer's output to
         another tensor ("add"), or multiplies another tensor by this part ("mul"). RESULT is what NAME returned.
 
-        With a number (`1 + scale`), nothing is noted, but RESULT counts as the same part. A half that multiplies a
-        tensor that was computed from its own layer is a gate, and not noted. The first note for a part stays.
+        With a number or a tensor of no dimensions (`1 + scale`), nothing is noted, but RESULT counts as the same part.
+        If the layer's output has two parts, a part that multiplies a tensor that was computed from this layer alone is
+        a gate, and not noted. The first note for a part stays.
         """
         for part, other in itertools.permutations(args[:2]):
             what = self._parts.get(id(part))

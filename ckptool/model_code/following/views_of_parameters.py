@@ -67,7 +67,7 @@ class Views:
 
     def stands_for(self, value: Any) -> tuple[str, bool] | None:
         """Return (key of the parameter that the matrix VALUE stands for, whether transposed); None if it stands for
-        none, or is a view of a parameter itself.
+        none (see `_name_computed`), or is a parameter or a view of one itself.
         """
         return self._stands_for.get(id(value))
 
@@ -78,7 +78,9 @@ class Views:
         return self.keys[id(value)] if id(value) in self._whole else self._alone.get(id(value), "")
 
     def see(self, call: Call) -> None:
-        """Note which parameter the result of CALL, which has run, is a view of, or stands for."""
+        """Note which parameter the result of CALL, which has run, is a view of (`_name_views`), or stands for
+        (`_name_computed`).
+        """
         self._name_views(call)
         self._name_computed(call)
 
@@ -149,9 +151,9 @@ class Views:
                 self._picked[id(one)] = args[0].ndim - one.ndim
 
     def see_alone(self, call: Call) -> str:
-        """Return the key of the only parameter that the tensors in CALL are, or were computed from, in its sizes; "" if
-        there is none, or are several. If the result of CALL has the sizes of its first tensor, it stands for the
-        parameter as well (`key_of_whole`).
+        """Return the key of the only parameter that the tensors in CALL are, or were computed from in its sizes
+        (`key_of_whole`); "" if there is none, if one of the tensors comes from none, or if they come from several. If
+        the result of CALL has the sizes of its first tensor, it counts as computed from the parameter as well.
         """
         own = {self.key_of_whole(tensor) for tensor in call.tensors}
         if len(own) != 1:

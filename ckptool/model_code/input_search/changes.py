@@ -18,8 +18,9 @@ from .wanted import ATTENTION, BY_ELEMENT, NUMBER, wanted_dimensions, wanted_siz
 
 def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
     """Yield specs to try in place of the input ONE, the likeliest first, as the error of the failed try STOP suggests:
-    another type, range, number of dimensions, or size. If the error asks for integers, these alone (nothing if ONE has
-    integers). Some may be yielded twice; nothing if the error suggests nothing.
+    another type, range, number of dimensions (`wanted_dimensions`), or size (`wanted_sizes`, or numbers in the
+    message). If the error asks for integers, these alone (nothing if ONE has integers). Some may be yielded twice;
+    nothing if the error suggests nothing.
     """
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point

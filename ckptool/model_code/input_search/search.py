@@ -36,11 +36,11 @@ def find_inputs(
     patience: float = _PATIENCE,
 ) -> Iterator[Any]:
     """Yield inputs on which the forward pass of MODEL runs: lists of specs by position, or dicts by name. Those that
-    use at least 95 percent of its parameters come as they are found, the others at the end. Nothing is yielded if none
-    are found.
+    use at least 95 percent of its parameters come as they are found, the others at the end of the search. Nothing is
+    yielded if none are found.
 
     A second search, in which the earlier suggestions count half, is made if the first found nothing. Each makes at most
-    160 tries.
+    160 tries, besides those that change inputs that were found (`_searched`).
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
@@ -60,17 +60,17 @@ def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
     """Yield inputs on which MODEL runs, from one search of at most 160 tries and PATIENCE seconds of CPU time. LIKE and
-    SHORTCUT are as in `find_inputs`. Inputs that are found are first changed to show more of the model (`_fuller`), but
-    for those in LIKE. Inputs that leave more than 5 percent of the parameters (tensors) unused come last, those that
-    use most first; the search ends 25 turns after the first of these.
+    SHORTCUT are as in `find_inputs`. Inputs that are found are first changed to show more of the model (`_fuller`,
+    whose tries do not count), but for those in LIKE. Inputs that leave more than 5 percent of the parameters (tensors)
+    unused come last, those that use most first; the search ends 25 turns after the first of these.
 
-    LIKE and the first guesses (`_seeds`) go first, and then what the error of a failed try suggests: suggestions of
-    tries that got further before others, and of those that got equally far, the likelier ones. Suggestions with
-    integers of more than three dimensions go later. Each sixth try is the one that has waited longest, and each third
-    one is of that kind of first guesses (`_kind`) of which fewest were tried: code that takes a text before a picture
-    stops early for all texts of another length. None is tried twice, and none that is too large (`_is_small`) even
-    after `_smaller`. MEMORY is the weight of the earlier suggestions that led to a try: with 0, the rank of the latest
-    suggestion counts alone.
+    LIKE and the first guesses (`_seeds`) go first, and then what the error of a failed try suggests
+    (`SizesSeen.fitting`, then `suggestions`): suggestions of tries that got further before others, and of those that
+    got equally far, the likelier ones. Suggestions with integers of more than three dimensions go later. Each sixth try
+    is the one that has waited longest, and each third one is of that kind of first guesses (`_kind`) of which fewest
+    were tried: code that takes a text before a picture stops early for all texts of another length. None is tried
+    twice, and none that is too large (`_is_small`) even after `_smaller`. MEMORY is the weight of the earlier
+    suggestions that led to a try: with 0, the rank of the latest suggestion counts alone.
     """
     until = time.thread_time() + patience
     count = itertools.count()
@@ -175,11 +175,12 @@ _LONGER = 24
 
 def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
     """Return inputs like SPEC, which run, that show more of MODEL, and how their try ended: without unused last inputs
-    (of a list), with every word of a vocabulary, and with all pictures 8, 4 or 2 times as large (the first that runs)
-    if one is less than 8 high or wide.
+    (of a list), with every word of a vocabulary, and with all pictures (inputs of more than three dimensions) 8, 4 or 2
+    times as high and wide (the first that runs), if an input of floating point numbers is less than 8 high or wide.
 
     DONE is how the try of SPEC ended. Each change is tried on top of those before it, and kept if it runs and uses at
-    least as many parameters; without any, SPEC and DONE are returned.
+    least as many parameters; changes to inputs that are too large (`_is_small`) are not tried. Without any change, SPEC
+    and DONE are returned.
     """
 
     def tried(other: Any) -> bool:
@@ -219,7 +220,7 @@ def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Itera
     none are found.
 
     For a model of 50 million parameters and more, they are searched for with copies without values, one after the
-    other; MODEL itself is run only if none are found so.
+    other, until one copy gives some; MODEL itself is run only if none does. A smaller model is run itself.
     """
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     for one in () if small else without_memory(model):

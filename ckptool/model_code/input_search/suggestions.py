@@ -22,9 +22,18 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     """Yield other inputs than SPEC for MODEL that the error of the failed try STOP suggests, in the form of SPEC but
     for arguments and entries that are added, the likeliest first. Some may be yielded twice.
 
-    They have one column per layer (`_counted`), more arguments or entries (`_named`), entries that code asked an input
-    for, fewer inputs (without unused last ones), a list of inputs in place of one, or other dimensions and sizes of
-    several inputs; then of one input at a time (`changes`), first of those that the failed operation was computed from.
+    In this order, they have:
+
+    - one column per layer (`_counted`);
+    - more arguments or entries (`_named`);
+    - a `Fields` with one entry in place of an input from which code took an entry by this name;
+    - fewer inputs: those behind the last one that was used are left out, if SPEC is a list, and the model's own code
+      failed, not an operation;
+    - a list of 2 to 6 equal inputs in place of one of floating point numbers with three or more dimensions, if code
+      took single elements of it (`x[2]`, none beyond the sixth);
+    - other dimensions or sizes of several inputs at once (`deeper`, `_in_steps`, `_beside`, `_together`, `_as_said`);
+    - other dimensions, sizes or types of one input at a time (`changes`), first of those that the failed operation was
+      computed from.
     """
     told = leaves(spec)
     specs = [one for _, one in told]
@@ -178,7 +187,8 @@ def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     first three together, unless the error is about a None. If it is about a None and names none of them, all but
     unlikely ones (caches, flags) count as named, masks and labels last. If none counts as named and a linear layer
     failed, the first two that are conditions by their names (`context`, `memory`) are added, one at a time: as a
-    sequence and as a vector of the width that the layer takes.
+    sequence and as a vector of the width that the layer takes. No argument is added if Python does not know those of
+    MODEL, or if SPEC has more inputs than MODEL has names for by position.
     """
     key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
     attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
