@@ -8,7 +8,8 @@ The words of this package, beside those of `ckptool.porting`:
                  after the other, or head by head (interleaved).
     turned       said of a matrix that is transposed, of a convolution kernel whose inputs and outputs are swapped, and
                  of a list that is counted from its end.
-    list         a module whose members have numbers as names (`layers.0`, `layers.1`).
+    list         modules that are numbered (`layers.0`, `layers.1`). In `stacked` and `scanned` also modules with a
+                 number at the end of their names (`expert_0`, `expert_1`).
     stack        a tensor that holds one tensor of each member of a list, along its first dimension.
     family       tensors of one module that may be parts of one tensor. In `ckptool.porting.family`: models of one kind
                  and all sizes.

@@ -40,7 +40,8 @@ class _Adapter:
 def merge_adapters(source: Canon, target: Canon) -> None:
     """Merge the low-rank adapters of the source into the weights that they adapt, and remove all their tensors; nothing
     is merged or removed if the target has adapters, too. A weight whose adapter cannot be merged stays, and gets a
-    question. The tensors of an adapter of which no weight is found (`_base_of`) are removed without a question.
+    question (`_merged`: several adapters, a tensor of an unknown kind, a missing factor, or factors whose sizes do not
+    fit). The tensors of an adapter of which no weight is found (`_base_of`) are removed without a question.
 
     The scale is alpha / rank, of the `alpha` beside the factors, or else the scale that the file states, or else 1,
     with a question. If anything was merged, the source gets a note. In any case, on both sides, wrappers of adapted
@@ -71,7 +72,8 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
     """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a component in their path
     that the vocabulary has for a part of an adapter (`lora_A`). The components before the first such one are the path
     of the module; those after it, with dots between, are the name of the adapter: `fc.lora_A.default` is of the adapter
-    "default" of `fc`. Tensors whose path begins with such a component are left out.
+    "default" of `fc`. Of several tensors with one role in one adapter (`lora_B.weight` and `lora_B.bias`), the last
+    counts. Tensors whose path begins with such a component are left out.
 
     An `alpha` belongs to all adapters of its module, if there are any and it has one value; else it is left out.
     """
@@ -94,7 +96,8 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
 def _only_trained(canon: Canon) -> None:
     """Remove the original of each module that the file holds twice, as original and as trained copy
     (`modules_to_save`). The tensors of the copy get the paths of the originals (`fc.modules_to_save.default` becomes
-    `fc`, where `fc.original_module` is removed); those without an original stay as they are.
+    `fc`, where `fc.original_module` is removed); those without an original stay as they are. If a module has several
+    trained copies, the first one replaces the original, and the others stay.
     """
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
@@ -156,7 +159,7 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
     less than two dimensions, or if their ranks differ.
 
     For a WEIGHT that has not two dimensions (a kernel), it is {False} if it has as many elements as the product, and
-    its outputs divide the rows of B.
+    the number of its outputs (its first size) divides the number of rows of B.
     """
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
         return set()
@@ -223,9 +226,9 @@ def _merged(
 
 
 def _along_rows(magnitude: Piece, weight: Piece) -> bool:
-    """Return whether the tensor MAGNITUDE of an adapter surely has one number for each row of WEIGHT: it has as many
-    numbers as WEIGHT has rows, all along one dimension, and it is a plain vector, or no other size of WEIGHT equals
-    the number of rows.
+    """Return whether the tensor MAGNITUDE of an adapter surely has one number for each row of WEIGHT: all its numbers
+    are along one dimension, they are as many as WEIGHT has rows, and either MAGNITUDE is a plain vector, or no other
+    size of WEIGHT equals the number of rows. False for a WEIGHT with one row.
     """
     sizes = [n for n in magnitude.shape if n != 1]
     return sizes == [weight.shape[0]] and (weight.shape[0] not in weight.shape[1:] or len(magnitude.shape) == 1)
@@ -238,8 +241,8 @@ def _product(
 
     MORE has the expression of alpha, if ALPHA is not None, and then that of the magnitudes, if MAGNITUDE is not None.
     With alpha, alpha / rank is used in place of SCALE; with magnitudes, the sum is scaled to have them as the norms of
-    its rows, or of its columns if they are [1, columns] (`weight_norm`). If TURNED, W is transposed before all this,
-    and the result is transposed back.
+    its rows, or of its columns if they are [1, columns] (`weight_norm`). Magnitudes [1, n, 1 …] with three or more
+    dimensions are of rows. If TURNED, W is transposed before all this, and the result is transposed back.
     """
     rest = list(more)
     w = ex.transpose(w) if turned else w

@@ -64,8 +64,9 @@ def _leaf(piece: Piece) -> str:
 
 
 def _vectors(canon: Canon, paired: bool) -> dict[tuple[int, ...], list[dict[str, Piece]]]:
-    """Return sizes, without those of 1 -> the modules of CANON with vectors of these sizes alone, each as role ->
-    tensor: those with a weight and a bias, if PAIRED, else those with a weight.
+    """Return sizes, without those of 1 -> the modules of CANON that hold vectors of these sizes, each as role ->
+    tensor: modules with exactly a weight and a bias of equal sizes if PAIRED, else modules with a weight and nothing
+    else.
     """
     found: dict[tuple[int, ...], list[dict[str, Piece]]] = defaultdict(list)
     for held in _layers(canon).values():
@@ -81,7 +82,9 @@ def _has_only_statistics(held: dict[str, Piece]) -> bool:
 
 
 def _is_scale_and_shift(held: dict[str, Piece]) -> bool:
-    """Return whether a layer with the tensors HELD has just a weight that is a vector, and a bias."""
+    """Return whether the tensors HELD of a layer are exactly a weight and a bias, and the weight is a vector or a
+    single number, sizes of 1 left out. The sizes of the bias do not matter.
+    """
     return held.keys() == {"weight", "bias"} and len(squeezed(held["weight"].shape)) <= 1
 
 

@@ -98,8 +98,9 @@ def _may_be_transposed(role: Role) -> bool:
 
 
 def is_foreign(role: Role) -> bool:
-    """Return whether a file states by ROLE that a tensor is not in torch's layout; False if it does not state the
-    axes.
+    """Return whether a file states by ROLE that a tensor is not in torch's layout. Torch's layouts are OI, VO, NOI and
+    OI with the letters of space behind it, but for a transposed convolution IO with the letters of space behind it; any
+    other text of axes is foreign. False if the file does not state the axes.
     """
     if not role.axes:
         return False

@@ -20,14 +20,18 @@ from .pieces import Canon, Name, Piece, squeezed
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Move each bias of ONE that is stored by itself (`_lone_biases`) into the module of its matrix (`_owner`), with
-    the role "bias". A bias for which no matrix is found stays. A matrix gets one bias at most, and none if it has one.
+    """Move each bias of ONE that is stored by itself (`_lone_biases`: a vector or a single number, alone in its module,
+    with a name for a bias) into the module of its matrix (`_owner`: by sizes, then by names, paths and use), with the
+    role "bias". A bias for which no matrix is found stays. A matrix gets one bias at most, and none if it has one.
 
-    The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n], as in
-    x @ W + b; in the second case not if the code shows the layout of the matrix and its rows are as many as the values.
+    The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n], because
+    code that adds such a row multiplies with inputs first. In the second case the matrix stays if the code shows the
+    layout of the matrix and its rows are as many as the values, or if the matrix has a single row, too.
 
-    If OTHER stores biases of this size by themselves, too, a bias only gets the role. OTHER is changed, too, where it
-    has the bias of a sum of several layers inside of one of these layers (`_part_of_sum`).
+    If OTHER stores biases of this size by themselves, too, a bias only gets the role. A bias [n, 1] stays as it is if
+    OTHER has a weight of the same sizes (`_to_attach`). The bias of a sum of several layers stays, too, if OTHER has
+    such a bias inside of one of the layers: then OTHER is changed, and that bias is moved beside its layers
+    (`_part_of_sum`).
     """
     lone = _to_attach(one, other)
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and p not in lone]
@@ -74,10 +78,10 @@ def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
 
 
 def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
-    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS has values, and
-    any `nn.Parameter` of a module around BIAS with as many columns (`_gives`). If there are none, or for a bias of one
-    value: those for which LAYERS has (sizes of the matrix, sizes of BIAS), because a layer of the other side has these
-    sizes. [] if there are none.
+    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS (`_rows`, which
+    takes a bias [1, n] for a single row), and any `nn.Parameter` of a module around BIAS with as many columns as BIAS
+    has values (`_gives`). If there are none, or for a bias of one value: those for which LAYERS has (sizes of the
+    matrix, sizes of BIAS), because a layer of the other side has these sizes. [] if there are none.
     """
     with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
     found = [m for m in matrices if _rows(m) == _rows(bias) or _gives(m, bias)]
@@ -146,8 +150,8 @@ def _are_added(layers: list[Piece]) -> bool:
 
 
 def _beside_sum(bias: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return those of MATRICES in the module that BIAS is stored in that have as many rows as it has values, if they
-    are two or more; else [].
+    """Return those of MATRICES whose layers are directly in the module of BIAS and have as many rows as BIAS has
+    values, if there are two or more of them, all with one first size; else [].
     """
     beside = [m for m in matrices if m.path[:-1] == bias.path and _rows(m) == _rows(bias)]
     return beside if len(beside) > 1 and len({m.shape[0] for m in beside}) == 1 else []
@@ -187,7 +191,9 @@ def _rows(piece: Piece) -> int:
 
 
 def _of_output(piece: Piece) -> bool:
-    """Return whether the name of PIECE says that it belongs to the output layer."""
+    """Return whether the name of PIECE says that it belongs to the output layer: by a name for a head (`classifier`,
+    `lm_head`) or a word for the vocabulary (`vocab`, `lm`).
+    """
     return label(table().group("purpose"), piece.words) == "head" or not table().vocabulary.isdisjoint(piece.words)
 
 
@@ -200,9 +206,9 @@ def _gives(matrix: Piece, bias: Piece) -> bool:
 
 
 def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return [the one of MATRICES] in the module of the bias PIECE whose name has all words of that of the bias, apart
-    from "bias": `kernel` for `kernel_bias`, `short_filter` for `short_bias`. [] if there is none, or several, or if
-    PIECE is called `bias` or without this word.
+    """Return [the one of MATRICES in the module of the bias PIECE whose own name has all words of the own name of
+    PIECE, apart from "bias"]: `kernel` for `kernel_bias`, `short_filter` for `short_bias`. [] if there is none, if
+    there are several, or if PIECE is called `bias` or without this word.
     """
     module, _, leaf = piece.entry.key.rpartition(".")
     own = {*cut(leaf)} - {"bias", "biases"}
@@ -212,8 +218,8 @@ def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 
 def _same_part(bias: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return [the one of MATRICES] in the module that BIAS is in which is the same part of a projection by its name:
-    `value` for `v_bias`. [] if there is none, or several.
+    """Return [the one of MATRICES in the module around BIAS that is by its name the same part of a projection as BIAS]:
+    `value` for `v_bias`. [] if there is none, if there are several, or if the name of BIAS says no part.
 
     The code may use such a bias before the matrix, say for the size of the zeros that it adds to the keys.
     """
@@ -252,7 +258,9 @@ def _lone_biases(canon: Canon) -> list[Piece]:
 
 
 def _is_called_bias(piece: Piece) -> bool:
-    """Return whether PIECE has a word for a bias in its name or as its role, or is called `b`, or its list is."""
+    """Return whether PIECE has a word for a bias ("bias", "biases", "intercept") in its name or as its role, or is
+    called `b`. A member of a list has the name of the list (`b.0`).
+    """
     return not {"bias", "biases", "intercept"}.isdisjoint((*piece.words, piece.role)) or own_name(piece.path) == "b"
 
 

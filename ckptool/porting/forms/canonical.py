@@ -22,10 +22,10 @@ from .step_table import bring_together
 
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
-    """Return (SOURCE, TARGET) in the common form, each as a new `Canon`, after all steps. Layers whose names count from
-    1 on the target and from 0 in the source, or the reverse, get the source's numbers in the paths of the target
-    (`_counted_otherwise`). LORA_SCALE is the factor of the source's low-rank adapters, None if the file does not state
-    it.
+    """Return (SOURCE, TARGET) in the common form, each as a new `Canon`, after all steps. Masks of attentions that only
+    the source has are left out before the steps (`_leave_out_masks`). Layers whose names count from 1 on the target and
+    from 0 in the source, or the reverse, get the source's numbers in the paths of the target (`_counted_otherwise`).
+    LORA_SCALE is the factor of the source's low-rank adapters, None if the file does not state it.
     """
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     s.adapter_scale = lora_scale
@@ -39,8 +39,9 @@ _MASKS = named(Holds.MASK) | {"mask"}
 
 
 def _leave_out_masks(source: Canon, target: Canon) -> None:
-    """Remove the masks of attentions from SOURCE: square tensors with such a name, of sizes that no mask of TARGET has.
-    Left in, they would count among the weights of their sizes.
+    """Remove the masks of attentions from SOURCE: tensors with the name of a mask that are square without sizes of 1
+    ([1, 1, n, n]), if no tensor with such a name in TARGET has these sizes. Left in, they would count among the weights
+    of their sizes.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values() if p.leaf in _MASKS}
     for piece in list(source.pieces.values()):
@@ -97,8 +98,10 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
 
     Left out are keys that are tied to an earlier one, the second copy of a weight that is stored twice (`_kept_raw`:
     the raw one stays), and counters of batch norms, which `counters` of the result has. A tensor with a name that is
-    taken gets "again" behind its path. In `assembly`, each key of a target that is a piece has its own hole, and the
-    second copy of a weight that of the raw one.
+    taken gets "again" behind its path. In a side without modules whose names count blocks (`stage1_unit2_conv1`), the
+    paths get a module for each block (`divided`). The words of a piece are those of its path (`_counted_from_one`),
+    after those of another key of the tensor, if these say the kind of an embedding (`_other_name`). In `assembly`, each
+    key of a target that is a piece has its own hole, and the second copy of a weight that of the raw one.
 
     Args:
         signature: the side's keys and shapes.
@@ -248,9 +251,9 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice:
-    `rnn.weight_hh_l0_raw`, and with dropout `rnn.module.weight_hh_l0` or else `rnn.weight_hh_l0`. Names that do not
-    begin with "weight" are left out.
+    """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice: raw as
+    `rnn.weight_hh_l0_raw`, and with dropout as `rnn.module.weight_hh_l0` or, if there is no such key of equal size, as
+    `rnn.weight_hh_l0`. Names that do not begin with "weight" are left out.
     """
     found = {}
     for key, entry in signature.entries.items():
@@ -307,7 +310,7 @@ def _counted_from_one(
 ) -> tuple[str, ...]:
     """Return the words of PATH, with these changes to its last component:
 
-      - a norm in `_Beside.behind` loses its "post", and nothing else is changed;
+      - a norm in `_Beside.behind` loses its "post_", and nothing else is changed;
       - a number at its end is raised by one, if this name counts from 0 in the module (`ln0` is read as `ln1`, the
         first), unless the name is that of a part of a projection (`wi_0`), or is in MORE;
       - the number is left out, if the module has this name with three or more numbers, and the number changes which

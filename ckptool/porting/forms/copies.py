@@ -28,7 +28,8 @@ _Path = tuple[str, ...]
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
-    belong to other parts of a larger model). Both are empty for a file without copies.
+    belong to other parts of a larger model, or to target networks, which training alone needs (`_followers`)). Both are
+    empty for a file without copies and target networks.
 
     Copies are modules of SOURCE, directly in one module and with paths of at most three components, that hold the same
     four or more tensors by names and sizes, whatever their values (`_alike`), and are more than TARGET holds
@@ -311,8 +312,8 @@ def _of_tables(
     repeated: Mapping[str, str],
 ) -> dict[str, str]:
     """Return key in a layer of two or more tensors -> key of a tensor with the same bytes and sizes that is alone in
-    its module, before or after the layer: `decoder.weight` -> `embed.weight`, if the output layer `decoder.weight`,
-    `decoder.bias` has the matrix of the table `embed`.
+    its module, before or after the layer (the last, if there are several): `decoder.weight` -> `embed.weight`, if the
+    output layer `decoder.weight`, `decoder.bias` has the matrix of the table `embed`.
 
     A matrix or kernel counts if its values are not all equal (`_tells`). A vector, such as the bias, counts only if its
     values are not all equal and another tensor of its layer is known to repeat one, here or in REPEATED. REPEATED has
@@ -347,7 +348,6 @@ def _start(tensor: LazyTensor) -> bytes:
 
 
 def _digest(tensor: LazyTensor) -> bytes:
-    """Return the SHA-256 digest of all bytes of TENSOR."""
     digest = hashlib.sha256()
     for chunk in tensor.source().chunks():
         digest.update(chunk)

@@ -248,9 +248,9 @@ def are_gates(components: Sequence[str]) -> bool:
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
     """Join the gates of one recurrent cell in the module SCOPE of ONE (`_join`): of the first kind of cell for which
-    the names of PIECES say that exactly one matrix or kernel holds each gate on the input, and one each gate on the
-    hidden state. PIECES are the weights DEPTH components below SCOPE; those with other names do not count, and vectors
-    may be biases. Nothing is done if there is no such kind.
+    the names of PIECES, all of one pattern (the first of `_READINGS` that does), say that exactly one matrix or kernel
+    holds each gate on the input, and one each gate on the hidden state. PIECES are the weights DEPTH components below
+    SCOPE; those with other names do not count, and vectors may be biases. Nothing is done if there is no such kind.
 
     WHOLES are the sizes of the other side's weights: the gates are joined only if the layer for all of them, over the
     concatenated input and hidden state, has one of these sizes. If WHOLES is None, they are joined in any case; then

@@ -163,8 +163,8 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
     - All weights for keys in the model have one size: as many rows as these queries, and the other sizes of the
       source's weight for keys. The model's code shows the number of heads.
-    - Keys and values of the source have equal sizes, with fewer rows than the queries: a divisor of their number, and
-      whole heads.
+    - Keys and values of the source have equal sizes, with fewer rows than the queries: a divisor of the number of rows
+      of the queries, and whole heads, where a head has the rows of the queries divided by the number of heads.
 
     Queries that share a head are usually adjacent (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
     Models", 2023), so each head is repeated in place. Other code repeats all heads one after the other; therefore this
@@ -186,9 +186,9 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
 
 
 def add_key_biases(source: Canon, target: Canon) -> None:
-    """Add a bias of zeros for the keys of an attention to the pieces of the source, without a question, in each
-    attention of the source (`_attentions`) that has biases for queries and values and none for keys. Nothing is done if
-    the model has no bias for the keys of an attention.
+    """Add a bias of zeros for the keys of an attention to the pieces of the source, one zero for each row of the weight
+    for the keys and without a question, in each attention of the source (`_attentions`) that has biases for queries and
+    values and none for keys. Nothing is done if the model has no bias for the keys of an attention.
 
     A bias for keys does not change the result of an attention, and some code has none.
     """
@@ -204,8 +204,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
     """Return part ("q", "k", "v") -> its weight, one dict for each module of SOURCE that has all three by name, as
-    layers in it, or as the parts into which a fused projection in it was split. Weights have two or more dimensions. If
-    a module has several for one part, the last counts.
+    layers in it, or as the parts into which a fused projection in it was split. Weights have two or more dimensions;
+    modules that lack one of the three are left out. If a module has several for one part, the last counts.
     """
     blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
     for piece in source.pieces.values():

@@ -38,8 +38,9 @@ def name_in_company(canon: Canon) -> None:
 def name_seen_gates(source: Canon, target: Canon) -> None:
     """Add words to the tensors of two layers, on both sides, if the forward pass of the side multiplies their outputs,
     one of which is the gate of the other: "gate proj" to the gate, "up proj" to the other. Layers whose names mean a
-    part of an attention stay as they are. So do those in a module with a layer called gate that is not the gate, unless
-    the other side has layers called "up": what it calls its gate may be that layer, too, as in RetNet.
+    part of an attention stay as they are. So do all layers of a module in which the other of the two layers, the value,
+    is called gate, unless the other side has layers called "up": what the other side calls its gate may then be the
+    value as well, as in RetNet.
 
     Two layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET
     have equally many tensors of these sizes that their code uses in this way.

@@ -106,8 +106,9 @@ def turn_kernels(source: Canon, target: Canon) -> None:
 
 
 def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
-    """Return the kernels of SOURCE in lists: those whose paths are equal without digits. Kernels of a single pixel, and
-    those whose layout the file states, are left out.
+    """Return the kernels of SOURCE (weights with three or more dimensions) in lists: those whose paths are equal
+    without digits are one list, also if there is only one. Kernels of a single pixel ([out, in, 1, 1]), and those whose
+    layout the file states, are left out.
     """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():

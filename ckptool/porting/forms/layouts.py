@@ -54,7 +54,7 @@ def _is_stored_turned(piece: Piece) -> bool:
     """Return whether the tensor PIECE has inputs first: the forward pass multiplies with it so, and it has two or more
     dimensions; or it is called `kernel` (`_is_called_kernel`). False for an embedding, and for a tensor of three or
     more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads). A table
-    (`_as_tables`) is turned if a product with one_hot takes columns of it.
+    that a product with `one_hot` looks up (`_as_tables`) has inputs first only if the product takes its columns.
     """
     facts = piece.entry.facts
     of_heads = len(piece.shape) > 2 and {*facts.dims} == {"input", "output"}
@@ -111,7 +111,8 @@ def turn(canon: Canon, piece: Piece) -> Piece:
 
 def turn_all(one: Canon, other: Canon) -> None:
     """Bring all pieces of ONE that have inputs first, by their name or use, into torch's layout (see `torch_layout`).
-    OTHER, the other side, is not changed.
+    Before that, matrices of ONE that a product with `one_hot` looks up are marked as embedding tables, if OTHER has
+    them as tables (`_as_tables`). OTHER, the other side, is not changed.
 
     Tensors of the source with three dimensions and the sizes of a bare parameter of OTHER (`is_bare`: an `nn.Parameter`
     that is no weight of a layer) stay as they are, unless OTHER has a tensor with these sizes reversed that is not
@@ -126,9 +127,10 @@ def turn_all(one: Canon, other: Canon) -> None:
 
 
 def _as_tables(one: Canon, other: Canon) -> None:
-    """Take matrices of ONE whose rows a product with `one_hot` takes for embedding tables, if OTHER has an embedding
-    table of these sizes, rows first, and no matrix with as many outputs and inputs: code writes such a layer either as
-    a table or as a linear layer. A matrix with a bias is no table.
+    """Mark matrices of ONE that a product with `one_hot` looks up as embedding tables: `how` of their entries becomes
+    "embedding". This is done for each such matrix without a bias whose layout the code shows, if OTHER has an embedding
+    table with its role and its sizes, rows first, and no `nn.Linear` with a weight of its role and of these sizes
+    reversed: code writes such a layer either as a table or as a linear layer.
     """
     looked_up = [p for p in one.pieces.values() if p.entry.facts.looked_up and p.entry.facts.inputs_first is not None]
     for piece in looked_up:
@@ -338,8 +340,8 @@ def _leave_stored_alike(weights: Sequence[Piece], target: Canon) -> None:
 def _may_be_transposed(source: Canon, target: Canon, wanted: Collection[Shape]) -> list[Piece]:
     """Return the bare matrices of the source (`is_bare`), and stacks of them (three dimensions), that are not square
     and whose transposed sizes are in WANTED, the sizes of the target's tensors. All of one size are left out if the
-    target has exactly as many bare parameters of this size, as it is, that its forward pass uses, but not in matrix
-    products: these are most likely the same.
+    target has exactly as many bare parameters of the same size, not transposed, that its forward pass uses otherwise
+    than in matrix products: these are most likely the same.
     """
     bare = [p for p in source.pieces.values() if is_bare(p) and len(p.shape) in (2, 3)]
     fitting = [p for p in bare if p.shape[-1] != p.shape[-2] and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted]

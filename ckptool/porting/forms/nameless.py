@@ -30,7 +30,7 @@ _MOST = 0.6
 def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
     """Return (SOURCE with keys of TARGET in place of its numbered keys, dict of old key -> new key). The tensor with
     the first number gets the first key of a list of the model's tensors, and so on: of all of them, or without
-    counters, buffers or tied tensors (`_registered`).
+    counters, buffers or tied tensors (`_registered`). The renamed source counts as ordered, whatever the file format.
 
     The list that is used has as many tensors as SOURCE, with equal numbers of dimensions at each place, and the most
     places with equal sizes, at least 60 percent; of several such lists, it is the first. If there is none, if the keys

@@ -46,7 +46,6 @@ def _of_own_code(piece: Piece) -> bool:
 
 
 def _in_order(shape: Shape, dims: Sequence[int]) -> Shape:
-    """Return the sizes SHAPE in the order DIMS of their dimensions."""
     return tuple(shape[dim] for dim in dims)
 
 

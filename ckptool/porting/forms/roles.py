@@ -50,12 +50,17 @@ def _is_table(path: Sequence[str]) -> bool:
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return PATHS, in their order, with the number that frameworks omit for the first layer: a module `conv` beside a
-    module `conv_1` becomes `conv_0`, unless there is a module `conv_0` beside them, too. So does a module in a first
-    layer, if the second layer has its counterpart: `gru_cell` in `gru_0`, beside `gru_cell_1` in `gru_1`. A path has
-    the names of the scopes (modules) around a tensor and, last, that of the tensor. Names of tensors stay as they are,
-    and do not count as such a `conv_1` or `conv_0`. Numbers that are components of their own are added, too
-    (`_with_first`). Paths that differ stay different.
+    """Return PATHS, in their order, with the number that frameworks omit for the first layer. A path has the names of
+    the scopes (modules) around a tensor and, last, that of the tensor. A module `conv` beside a module `conv_1` becomes
+    `conv_0`, unless there is a module `conv_0` beside them, too.
+
+    So does a module inside of a first layer, if the second layer has the module with `_1` behind its name, and none
+    with its own name: `gru_cell` in `gru`, if `gru_1` holds `gru_cell_1`. The first layer is one that gets its number
+    here (`gru`, but not one that is called `gru_0` in PATHS), with `gru_1` as the second, or a component `0`, with `1`
+    as the second. Numbers that are components of their own are added before (`_with_first`).
+
+    Names of tensors stay as they are, and do not count as such a `conv_1` or `conv_0`. Paths that differ stay
+    different.
     """
     paths = _with_first(list(paths))
     beside = _held(paths)
@@ -77,8 +82,9 @@ def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _with_first(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return PATHS, in their order, with the component 0 for the first layer of a list whose other numbers are
-    components: `gru`, `gru_cell` becomes `gru`, `0`, `gru_cell` beside `gru`, `1`, `gru_cell_1`. Each module in the
-    list without a number has to have a counterpart in number 1, of its name or with `_1` behind it.
+    components: `gru`, `gru_cell` becomes `gru`, `0`, `gru_cell` beside `gru`, `1`, `gru_cell_1`. The list has members 1
+    and no member 0. Each module in it that is no number has to have a counterpart in member 1, of its name or with `_1`
+    behind it; if one of these modules has none, the list stays as it is.
     """
     beside = _held(paths)
 
@@ -129,8 +135,8 @@ def _blocks(name: str) -> tuple[str, ...]:
     """Return the path that a name with counted blocks stands for: `stage1_unit2_conv1` -> ("stage", "1", "unit", "2",
     "conv1"). The kind of tensor before a colon (`arg:`, `aux:`) is left out.
 
-    A name that begins with a convolution is one of the blocks behind it: `conv1_stage2_L1` -> ("stage", "2", "L", "1",
-    "conv1"), as in OpenPose (Cao et al., 2017).
+    In a name that begins with a numbered convolution, the blocks around the convolution come behind it:
+    `conv1_stage2_L1` -> ("stage", "2", "L", "1", "conv1"), as in OpenPose (Cao et al., 2017).
 
     A name without a number before its last "_", or with a number alone behind it, is one component.
     """
@@ -233,8 +239,8 @@ _WRAPPED = {"weight_bar": "weight_orig", "weight_u": "weight_u", "weight_v": "we
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
-    """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the last
-    components of the keys in the same module.
+    """Return (path of the module, role) of the tensor whose key has the components PATH. SIBLINGS are the names in the
+    same module, of tensors and of modules, its own name among them.
 
     The first of `_READINGS` that reads the key decides: `fc.weight` is "weight" of `fc`, `norm.gamma` "weight" of
     `norm`, `fc_bias` "bias" of `fc`. Everything else is a "weight" whose path is PATH: a parameter with a name of its
@@ -252,7 +258,8 @@ def _parametrized(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
     The module is the path before `parametrizations`, the role the name behind it with an ending:
     `fc.parametrizations.weight.original0` gives (("fc",), "weight_g"), `original1` "weight_v", and `original`
-    "weight_orig"; `_u` and `_v` of spectral norm give "weight_u" and "weight_sv", any other NAME "weight_NAME".
+    "weight_orig"; `_u` and `_v` of spectral norm give "weight_u" and "weight_sv", any other NAME "weight_NAME". The
+    roles of `fc.parametrizations.bias.…` begin with "bias" in the same way.
     """
     if "parametrizations" not in path:
         return None
@@ -360,8 +367,8 @@ def _last_letter(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
 def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     """Return (path of the module, role) for a last component that the vocabulary lists as a role: `kernel` is the
     "weight" of its module. None for other names, for tensors without a module, and for a listed name with a number if
-    SIBLINGS, the last components in the module, have one that differs from it in the number only: `lambda1` beside
-    `lambda2`.
+    SIBLINGS, the last components in the module, have one that differs from it in the number only, or has no number:
+    `lambda1` beside `lambda2`.
 
     A `mean` without a variance among SIBLINGS, and a bias that is not called `bias` (`offset`) without a factor
     (`scale`) among them (`_stands_alone`), are weights of their own: (path, "weight").
@@ -382,7 +389,9 @@ def _role_in_vocabulary(leaf: str, siblings: set[str]) -> str | None:
 
 
 def _is_numbered(leaf: str, siblings: set[str]) -> bool:
-    """Return whether LEAF ends with a number, and another of SIBLINGS differs from it in that number only."""
+    """Return whether LEAF ends with a number, and another of SIBLINGS differs from LEAF in that number only, or is LEAF
+    without the number.
+    """
     stem = leaf.rstrip("0123456789")
     return stem != leaf and any(s != leaf and s.rstrip("0123456789") == stem for s in siblings)
 
@@ -406,7 +415,8 @@ def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
 
 
 def _with_suffix(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
-    """Return (path of the module, role) of a name that ends with "_" and a role: `fc_weight`, `norm_gamma`,
+    """Return (path of the module, role) of a name that ends with "_" and `weight`, `bias`, `kernel`, `gamma`, `beta`,
+    or the running or moving mean or variance (`running_var`, `moving_variance`): `fc_weight`, `norm_gamma`,
     `bn_running_mean` are "weight", "weight" and "running_mean" of the modules `fc`, `norm` and `bn`. None for other
     names.
     """

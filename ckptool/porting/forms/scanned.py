@@ -63,7 +63,7 @@ def _dimension(pieces: Sequence[Piece], lists: Mapping[int, Sequence[Sequence[in
 
 def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
     """Yield (number of members, [number of elements of each tensor in the first member]) for each numbered list of the
-    target with two or more members that all have the same total of elements.
+    target (`layers.0` or `layer_0`) with two or more members that all have the same total of elements.
     """
     found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for piece in target.pieces.values():

@@ -38,8 +38,8 @@ def _joined(names: Sequence[str], wholes: Set[str]) -> bool:
     `conv_r`.
 
     NAMES without their common beginning and end, joined to two letters or more, may also be what one of WHOLES has
-    behind its last "_": `mix_rkv` for `time_mix_r`, `time_mix_k` and `time_mix_v`. A common
-    beginning or end that is the whole of one of NAMES is not left out.
+    behind its last "_": `mix_rkv` for `time_mix_r`, `time_mix_k` and `time_mix_v`. A common beginning or end that is
+    the whole of one of NAMES is not left out.
     """
     head, tail = common_start(names), common_start([name[::-1] for name in names])
     for a, b in product(range(head + 1), range(tail + 1)):

@@ -39,10 +39,9 @@ def unstack(one: Canon, other: Canon) -> None:
 
     Before that, stacks whose members are along the last dimension are permuted (`_members_first`), vectors for the
     layers of a list are split (`_unstack_vectors`), and flat matrices of experts are reshaped to stacks (`_stand_up`).
-    The fitting stacks of a module are split together, if one of them has three
-    dimensions or more; else only the scale and shift of a norm are split (`_by_own_path`), if both fit. Stacks of
-    matrices with inputs first are transposed (`_laid_out`). Where sizes fit in several ways, a stack gets a question
-    (`_doubt_dimension`, `_laid_out`).
+    The fitting stacks of a module are split together, if one of them has three dimensions or more; else only the scale
+    and shift of a norm are split (`_by_own_path`), if both fit. Stacks of matrices with inputs first are transposed
+    (`_laid_out`). Where sizes fit in several ways, a stack gets a question (`_doubt_dimension`, `_laid_out`).
     """
     lists, stacks = numbered_lists(other), _other_stacks(one, other)
     for n, shapes in stacks.items():
@@ -67,11 +66,14 @@ def unstack(one: Canon, other: Canon) -> None:
 
 
 def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) -> set[Name]:
-    """Move the last dimension of each stack of ONE to the front that holds its members along the last: a kernel
-    [in, out, n], as mixtures of experts have it in Keras, if OTHER has a list of n members with matrices [in, out], in
-    either order, and no list of as many members as the first dimension is long. Biases [out, n] in the module of such
-    a kernel go with it. LISTS has number of members -> sizes of tensors in lists of OTHER. Return the names of the
-    tensors that were moved.
+    """Move the last dimension of each stack of ONE to the front that holds its members along the last: a kernel [in,
+    out, n], as mixtures of experts have it in Keras, with n members. Return the names of the tensors that were moved.
+
+    This is done if OTHER has a list of n members with matrices [in, out], in either order, no list of as many members
+    as the first dimension is long, and no tensor with the name and sizes of the kernel. It is not done if the first two
+    sizes are equal, because nothing then shows which of them are the inputs. Biases [out, n] in the module of such a
+    kernel go with it, if the list also has vectors [out]. LISTS has number of members -> sizes of tensors in lists of
+    OTHER.
     """
     kernels = [
         p
@@ -101,11 +103,14 @@ def _known_dimensions(stacks: Sequence[Piece], moved: Set[Name]) -> set[bool]:
 
 
 def _doubt_dimension(one: Canon, piece: Piece, moved: Set[Name], shown: Set[bool]) -> Piece:
-    """Return PIECE, a stack of ONE, with a question about the dimension that holds its members, if another of its first
-    three dimensions is as long, and nothing shows which of them it is: not the code, nor other stacks, which all hold
-    their members as PIECE does (SHOWN, `_known_dimensions`, of which MOVED is the same). On the source, the options are
-    all other ways to read PIECE that give members of these sizes; on the target there are none, because a member there
-    would be made of all others.
+    """Return PIECE, a stack of ONE, with a question about the dimension that holds its members, if its second or third
+    dimension is as long as its first, and nothing shows which of them holds the members. ONE then has the piece with
+    the question in place of PIECE; else PIECE is returned as it is.
+
+    The code may show it (`_is_shown`). Other stacks show it if SHOWN, the result of `_known_dimensions` for them, says
+    that they all hold their members as PIECE does: along the last dimension if its name is in MOVED, else along the
+    first. On the source, the options are all other ways to read PIECE that give members of these sizes; on the target
+    there are none, because a member there would be made of all others.
     """
     n, rank = piece.shape[0], len(piece.shape)
     rest = tuple(range(3, rank))
@@ -182,7 +187,8 @@ def _unstack_vectors(one: Canon, other: Canon) -> None:
     Else nothing is done.
 
     A lone weight [n] is split only if the last component of its path is also that of the layers in the list: `scale`
-    for `layers.0.scale`. A lone weight [n, d], or a lone tensor of another role, is never split.
+    for `layers.0.scale`. A lone weight [n, d], or a lone tensor of another role, is never split. If n equals d, the
+    tensors of the layers get a question about the dimension (`_doubt_dimension`).
 
     A layer of one input has a vector as its weight; code that embeds numbers keeps all of these in one parameter.
     """

@@ -52,7 +52,8 @@ _GATES = {"LSTM": (("i", "o", "f", "g"), ("i", "f", "g", "o")), "RNN": (("h",), 
 def take_what_is_stated(source: Canon, target: Canon) -> None:
     """Give every tensor of the source whose role the file states (in the terms of its framework, `gamma`) torch's role,
     path and layout (`weight`). Tensors of Keras' recurrent layers and those that have a number as their name
-    (`onnx::MatMul_211`) stay as they are.
+    (`onnx::MatMul_211`) stay as they are. The output layer of an attention gets the words "out" and "proj", if the file
+    states that it is one (`_word_outputs`).
 
     A layout that an operator or a class states is certain, unless it fits in two ways. A layout that only a name states
     is taken if it gives the tensor sizes of the model; this is a question if the tensor as stored has sizes of the
@@ -379,7 +380,7 @@ def name_exported(source: Canon, target: Canon) -> None:
     """Give a path to the tensors of the source that an ONNX export named by numbers. Kernels of convolutions, and
     matrices of Gemm, get one of their own (`onnx::Conv_193` -> `Conv_193`), which their biases get, too. Matrices of
     MatMul get that of their layer (`_layers`), or, if it is not known, one of their own (`MatMul_211`); they are
-    transposed to torch's layout.
+    transposed to torch's layout. Tensors of other operators (`onnx::Add_5`) stay as they are.
 
     A matrix without an operator in its name (`val_308`) is treated as one of MatMul only if it has as many outputs as
     some bias without a weight has values; else it stays. Between several layers of equal sizes, the order of the

@@ -20,7 +20,8 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
     has one partner; compared with all, several. A list counts if it has two or more blocks, all its blocks have equal
     units by colour (sizes and kind), four or more, and the source has exactly as many units of each of these colours as
     the target would have with one block. It does not count if the source has units of these colours with a number other
-    than 0 in their paths (a list of its own, with blocks missing), or if another list of the model has such units, too.
+    than 0 in their paths (a list of its own, with blocks missing), or if another list of the model, neither inside of
+    this list nor around it, has such units, too.
     """
     blocks = _blocks(targets)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
@@ -55,10 +56,11 @@ def _blocks(units: Sequence[Unit]) -> dict[Path, dict[int, list[Unit]]]:
 
 
 def _inside(one: Path, other: Path) -> bool:
-    """Return whether one of two lists, given by their paths, is inside a block of the other."""
+    """Return whether the path of one of two lists, ONE and OTHER, begins with that of the other, as for a list inside a
+    block of the other, and for a list and itself.
+    """
     return one[: len(other)] == other or other[: len(one)] == one
 
 
 def _colours(units: Sequence[Unit]) -> Counter[tuple[Shape, str]]:
-    """Return colour -> how many of UNITS have it."""
     return Counter(unit.colour for unit in units)

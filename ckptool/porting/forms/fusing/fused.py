@@ -138,10 +138,11 @@ class _Fused:
         """Return whether this projection stays whole, because the other side most likely has it as a whole. All of
         these have to be true:
 
-          - the other side has a weight of this shape, or, if it has some part by name, at least as many weights of
-            this shape as this side;
-          - it has some part by name (`_named`) less often than this side has weights of this shape;
-          - it has no keys and values for shared heads (`_shares_heads`).
+          - If the other side has any part by name (`_named`), it has at least as many weights of this shape as this
+            side; if it has no part by name, it has at least one weight of this shape.
+          - The other side has at least one of the parts by name less often (or not at all) than this side has weights
+            of this shape.
+          - The other side has no keys and values for shared heads (`_shares_heads`).
         """
         apart = [self._named(part) for part in self.rows]
         enough = min(apart) >= self.own.count[self.shape]  # then what has this shape is something else
@@ -157,7 +158,6 @@ class _Fused:
         )
 
     def _sizes(self, part: str) -> Shape:
-        """Return the sizes of PART."""
         return (self.rows[part], *self.shape[1:])
 
     def _named(self, part: str) -> int:
@@ -173,7 +173,9 @@ class _Fused:
         return self.rows.keys() >= {"k", "v"} and all(self._repeated(part) for part in "kv")
 
     def _repeated(self, part: str) -> bool:
-        """Return whether the other side has PART with a multiple of its rows, and not with its rows."""
+        """Return whether the other side has PART by name with a multiple of its rows and equal other sizes, and not
+        with its rows.
+        """
         rows = self.rows[part]
         alike = (shape[0] for shape in self.theirs.by_part[part] if shape[1:] == self.shape[1:])
         return not self._named(part) and any(n > rows > 0 and n % rows == 0 for n in alike)
@@ -316,8 +318,8 @@ def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
 def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
     """Return the reason to ask which half of TARGET is the gate: `ROWS_ARRANGED` for a tensor with three or more
     dimensions above 1, `HALF_ARRANGED` for others. None if the names of both sides, OWN and THEIRS, surely say it; also
-    None for others whose code shows an open gate (`open_gate`), because another rule asks about these, and for a layer
-    of which the model's code divides the output into no parts: `W12` is then one of a row of layers.
+    None for others whose code shows an open gate (`open_gate`), because another rule asks about these, and for a linear
+    layer of the model whose output the code neither gates nor divides into parts: `W12` is then one of a row of layers.
     """
     if own and theirs and own.sure and theirs.sure:
         return None
@@ -392,7 +394,9 @@ def missing_key_bias(canon: Canon) -> None:
 
 
 def _bias_of(layer: Piece, piece: Piece) -> Piece:
-    """Return PIECE, a bias with a path of its own, as the bias of LAYER, a weight."""
+    """Return PIECE, a bias with a path of its own, with the path and the words of LAYER, a weight, as the bias of that
+    layer.
+    """
     return replace(piece, path=layer.path, words=layer.words)
 
 

@@ -207,7 +207,8 @@ def _halves(p: _Projection) -> Form | None:
 
 def _as_library_splits(p: _Projection) -> Form | None:
     """Return the form in as many heads as the model's keys have, without a question, if the library of the file is
-    known to store heads. None if code shows the layout, if no such library is known, or if the number of heads is not.
+    known to store such a projection head by head. None if code shows the layout, if no such library is known, or if the
+    number of heads is not.
     """
     library = None if p.layout else of_library(p.one, p.weight.path)
     return p.form(p.heads()) if library is not None and library.by_heads and p.heads() else None

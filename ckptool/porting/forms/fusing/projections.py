@@ -119,7 +119,8 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
         entry: the weight of the projection.
         parts: how many parts it has.
         sizes: the rows of each part, if they are known. If they differ (keys and values of fewer heads), only a split
-            into blocks, or into groups of heads that each hold all parts, is recognised.
+            into blocks, or into groups of heads that each hold all parts, is recognised: the latter is a view as
+            [groups, parts of a group, width], where groups times width are the rows of the last part.
     Returns:
         ("block", 0) if one part follows the other; ("heads", number of heads or groups) if each head holds a share of
         all parts; ("", 0) if the forward pass does not show which.

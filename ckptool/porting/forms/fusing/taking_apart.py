@@ -105,7 +105,6 @@ def _rows_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
 
 
 def _nth(e: Expr, *, form: Form, index: int) -> Expr:
-    """Return part number INDEX of the projection E by FORM."""
     return _rows_of(e, form.sizes, form.heads)[index]
 
 
