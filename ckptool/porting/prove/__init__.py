@@ -77,9 +77,13 @@ def prove(
 
     Returns:
         The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
-        "time" or "trials" if a limit ended the search early. If no inputs are given and none are found on which both
-        models run, the `proof` says that nothing was compared. If outputs are equal only with inputs of one size in
-        other places, the first layers get a doubt.
+        "time" or "trials" if a limit ended the search early. Keys may have other expressions than before, which trials
+        found (`settle`), and counters of batches may get a source (`_with_counters`). If no inputs are given and none
+        are found on which both models run, only the `proof` is new, and says that nothing was compared.
+
+        If the models agree most on inputs in which inputs of one size have changed places, the likeliest order is
+        proved first, and that proof is returned if its outputs are equal. If outputs are equal only with the changed
+        places, the first layers get a doubt (`_doubt_inputs`).
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the source's code.
@@ -96,7 +100,7 @@ def prove(
 
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
         """Run the model on VALUES, which are the inputs of TRIAL from then on. Return its flow (None if it cannot be
-        run), and the verdict on that against FLOW, that of the source's code.
+        run), and the verdict on that flow against FLOW, the flow of the source's code over the keys of that code.
         """
         trial.inputs = values
         told.say(f"looking for inputs that both models take; {counted(trial.runs + 1, 'run')} of the model so far")
@@ -122,8 +126,13 @@ def prove(
 
 
 def _with_counters(found: Mapping) -> Mapping:
-    """Return FOUND in which each counter of batches without a source takes that of the norm of the source whose
-    variance stands beside it: no output feels a counter, so a proof that finds the norm does not find it.
+    """Return FOUND in which counters of batches without a source are copies of counters of the source. No output feels
+    a counter, so a proof that finds a norm does not find its counter.
+
+    A counter (`a.num_batches_tracked`) counts if it may keep the model's own value (`Entry.default`), and if all keys
+    of the source that the running variance of its norm (`a.running_var`) reads are in one module (`b`). It becomes a
+    copy of the key with its own last name in that module (`b.num_batches_tracked`), if the source has that key. All
+    other entries stay as they are.
     """
     entries = {e.target: e for e in found.entries}
     for e in found.entries:
@@ -137,14 +146,14 @@ def _with_counters(found: Mapping) -> Mapping:
 
 
 def _is_equal(found: Mapping) -> bool:
-    """Return whether the proof of FOUND says that outputs are equal."""
+    """Return whether FOUND has a proof that says that outputs are equal."""
     return found.proof is not None and bool(found.proof["equal"])
 
 
 def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
-    """Return FOUND with a note in the text of its proof, and with the question INPUTS_TURNED about the keys of each
-    first layer (no layer is before it), and of each that does not depend on all first layers (`doubt_turned`). FOUND
-    itself if the model cannot be run.
+    """Return FOUND with a note in the text of its proof, and with the question INPUTS_TURNED about the keys with a
+    source of each first layer (no layer is before it), and of each layer that does not depend on all first layers
+    (`doubt_turned`). FOUND itself if the model cannot be run.
 
     FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs of one size have changed places (the
     model's first has the values of the source's second): outputs would also be equal if the layers of two inputs were
@@ -161,10 +170,12 @@ def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
 
 def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, theirs: Any, own: Any) -> Mapping:
     """Return MAPPING with the result of its proof on the inputs BOTH of the two models, and with a doubt about colours
-    if their order may differ (see `doubt_colours`). The result also has to hold on two other draws of random values.
+    if their order may differ (see `doubt_colours`). The result also has to hold on two other draws of random values (if
+    these can be made).
 
-    If the models agree on the first values and differ on others, and time is not over, the proof is made once more,
-    beginning with those; this second result is returned if its outputs are equal up to rounding, else the first.
+    If the models agree on the first values but, after all changes, differ on one of the other draws, and time is not
+    over, the proof is made once more from MAPPING, beginning with that draw. The second result is returned if its
+    outputs are equal and their difference, measured in float64, is explained by rounding in float32; else the first.
 
     CODE says how the keys of the source's code relate to the keys of the file; THEIRS is the module of that code, and
     OWN the model. TRIAL runs OWN with other expressions for its weights, and its inputs change.
@@ -173,7 +184,9 @@ def _proved(mapping: Mapping, trial: Trial, code: OwnCode, both: SameInputs, the
     made = [values for seed in (SEED, *_MORE_SEEDS) if (values := both.made(seed)) is not None]
 
     def on(first: int) -> Mapping:
-        """Return MAPPING with the result of its proof on the values number FIRST, which has to hold on the others."""
+        """Return MAPPING with the result of its proof on the values number FIRST, which has to hold on the others. The
+        count of trials in vain starts from 0.
+        """
         trial.unlike, trial.misses = None, 0  # a search on other inputs takes nothing from this one
         trial.inputs = made[first][1] if first else both.values
         expected = given(first) if first else None if both.flow is None else code.seen(both.flow)
@@ -211,14 +224,17 @@ def prove_against(
     progress: Tell | None = None,
 ) -> Mapping:
     """Compare the outputs of the model with outputs that were saved where the source's code runs; return MAPPING with
-    the result as its `proof`, and with doubts settled by it.
+    the result as its `proof`, and with doubts settled by it. Only outputs are compared: the uses of weights of the
+    source's code are not known here.
 
     REFERENCE is a file of any format with tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` ….
     The other arguments are as in `prove`.
     Raises:
         NotFound: the file has no inputs, or no outputs, with these names.
-        CannotCarry: the model does not take these inputs, or none of its outputs can be compared with a saved one.
+        CannotCarry: an input or an output cannot be used (see `read_reference`), the model does not take these inputs,
+            or none of its outputs can be compared with a saved one.
         RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).
+        UnknownFormat: the file is none that ckptool reads.
     """
     model = built(target_model)
     saved = read_reference(reference, model)

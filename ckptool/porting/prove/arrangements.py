@@ -1,7 +1,8 @@
 """Changes that reorder the rows of the weights before a use of weights.
 
 Such a change reorders the channels that the use takes, and leaves their set as it is: exchanged parts, rows head by
-head, gates of recurrent layers, pairs of rotary embeddings.
+head, gates of recurrent layers, pairs of rotary embeddings. Before the outputs of the model, it reorders what several
+last layers take of one tensor (`at_the_end`), or exchanges the weights of two outputs (`exchanged_outputs`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield changes (label, key -> expression) of the layers before F, an operation with weights in the model's forward
     pass. Each does two things at once, for models in which neither alone makes more agree: it reorders parts or heads
-    (see `_orders`), and then the rows of queries and keys for another rotary embedding (see `_turns`).
+    (see `_orders`), and then the rows of queries and keys for another rotary embedding (see `_turns`). There is one for
+    each pair of such a reordering and such an embedding.
 
     Each group of layers with one input (see `_groups_before`) is changed by itself. A group is left out if one of its
     weights has no expression now (see `Ground.now`).
@@ -69,8 +71,9 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
     they are cut from it in another order. Which layer has which rows shows in no layer, only in the outputs.
 
     Last layers are the linear layers and convolutions directly before an output. Those with the same input are changed
-    together, with their biases, once for each other order, if they are two to four, all with unlike numbers of rows,
-    and all are cut from one tensor now. Equal numbers of rows stay: those layers or the outputs may be exchanged.
+    together, with their biases, once for each other order. They have to be two to four layers, all with unlike numbers
+    of rows, and the weight of each has to be a slice of rows of the same tensor now. The rows that they take together
+    stay the same. Layers with equal numbers of rows are not changed: those layers or the outputs may be exchanged.
     """
     groups: dict[frozenset[int], list[Use]] = {}
     for index in sorted({i for behind in ground.own.behind for i in behind}):
@@ -95,7 +98,7 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
     """Yield changes (label, key -> expression), one for each two outputs of the model with equally many numbers: the
     keys of the layers that serve only one of them exchange their expressions, in order, with the keys of the layers
-    that serve only the other.
+    that serve only the other. Nothing if no two outputs qualify.
 
     Only outputs count whose names pair them with outputs of the source's code (see `by_name`), and only if these keys
     have equal sizes in equal order. A key stays as it is if its counterpart has no source.
@@ -118,8 +121,9 @@ def _chunks(ground: Ground, f: Use, u: Use) -> Iterator[tuple[str, list[Rows]]]:
     """Yield (label, [new rows]) for the layer U, before the layer F, with its rows (weight and bias) in other orders of
     chunks, such as scale, shift and gate. A chunk has as many rows as the input of F has channels.
 
-    Two to four chunks come in each other order; of five to nine, each two are exchanged. Nothing if U has another
-    number of chunks, if its rows are no whole number of chunks, or if its weight has no expression now.
+    Two to four chunks come in each other order; of five to nine, each two are exchanged. Nothing if the input of F is
+    not known, if U has another number of chunks, if its rows are no whole number of chunks, or if its weight has no
+    expression now.
     """
     width = 0 if f.taken is None else len(f.taken)
     n = u.rows // width if width and u.rows % width == 0 else 0
@@ -212,8 +216,12 @@ def _in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
 
 
 def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each other order in which ROWS may be cut from WHOLE (`_cut_in_order`), if they are
-    two to four of several sizes; else nothing. The new rows have the sizes of ROWS, in their order.
+    """Yield (label, new rows) for each order in which WHOLE may hold the parts of ROWS (`_cut_in_order`), except the
+    order in which ROWS are given, if they are two to four of several sizes; else nothing. The new rows have the sizes
+    of ROWS, in the order of ROWS.
+
+    WHOLE has the rows of all ROWS, in the order of the source. So the order that is left out is the present one only if
+    ROWS are given in the order of the source.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:

@@ -104,7 +104,8 @@ def sharp(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
 ) -> Sharp | None:
     """Return the comparison of both models in float64, with the mapping ENTRIES (key -> entry) in the model; None if
-    one of them cannot be run in float64. If no outputs can be compared, layers are measured instead (`apart_at_most`).
+    one of them cannot be run in float64. If no outputs can be compared, layers are measured instead (`apart_at_most`);
+    the result has no measured difference if no layer can be compared either.
 
     CODES has the source's code, TRIAL runs the model. SEEN is the flow of the model in float32. With ALL_OUTPUTS False,
     outputs computed from keys without a source are left out. The model keeps the weights of ENTRIES, and the flow of
@@ -153,7 +154,8 @@ def causes(
     """Return (the settings that differ and are causes, the comparison of both models in float64 before any setting was
     changed, the comparison with all of these changed). A cause is a setting (eps, activation) with which more agrees
     (`Sharp.is_ahead_of`) once the model has its value from the source's code. At most four are found, each on top of
-    those before it; if none is found, both comparisons are the same one.
+    those before it, by `_better`; the search ends when time is over. If none is found, both comparisons are the same
+    one.
 
     ([], None, None) if no setting that can be tried differs, or if the models cannot be run in float64. The model keeps
     the changed settings until `restored` is called. SEEN is the flow of the model with ENTRIES in float32.
@@ -183,7 +185,8 @@ def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str
 
 
 def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list[Setting]) -> list[Setting]:
-    """Return up to 24 settings that differ between both codes, can be tried, and are not in FOUND. SEEN is the flow of
+    """Return the first 24 settings that differ between both codes, can be tried, and are not in FOUND (none of FOUND
+    has the same name and the same two values), in the order of `settings`; [] if there are none. SEEN is the flow of
     the model with ENTRIES.
     """
     told = {(one.name, one.theirs, one.own) for one in found}
@@ -195,9 +198,9 @@ def _better(
     codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
 ) -> Sharp | None:
     """Find one more setting that makes the models differ, and return the comparison of the models with it changed. Each
-    setting that differs and is not in FOUND is tried, in all of its places at once; the first with which more agrees
-    than in NOW, the comparison so far, counts (`Sharp.is_ahead_of`). It is added to FOUND and stays in the model, and
-    TRIAL notes how to undo it.
+    setting that differs and is not in FOUND (`_candidates`) is tried, in all of its places at once; the first with
+    which more agrees than in NOW, the comparison so far, counts (`Sharp.is_ahead_of`). It is added to FOUND and stays
+    in the model, and TRIAL notes how to undo it.
 
     None if there is no such setting, or if time is over; the model then has the settings that it had before. SEEN is
     the flow of the model with ENTRIES in float32.

@@ -66,8 +66,8 @@ class Step:
 
     @property
     def factor(self) -> float | None:
-        """Return the number by which this step multiplies, for `x / 2` its inverse, 0.5. None for other steps, or if
-        the number is 0.
+        """Return the number by which this step multiplies, for `x / 2` its inverse, 0.5. None for other steps (also for
+        a division that rounds its result), or if the number is 0.
         """
         settings = dict(self.settings)
         number = settings.get("other") if self.name in ("mul", "div") and "rounding_mode" not in settings else None
@@ -92,8 +92,10 @@ Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def is_step(name: str) -> bool:
-    """Return whether the operation of torch with this NAME (`relu_`, `mul`, `convolution`) may be recorded as a step,
-    by the tables above: it has a setting or is one. An underscore at the end makes no difference.
+    """Return whether the operation of torch with this NAME may be recorded as a step, because it has a setting or is
+    one: activations (`relu`), arithmetic (`mul`), pooling, padding, upsampling, convolutions, norms, products of
+    matrices, softmax, fused attention, the mask of a dropout (`bernoulli`). An underscore at the end (`relu_`) makes no
+    difference.
     """
     plain = name.rstrip("_")
     return plain in _BETWEEN or plain in _WITH_WEIGHTS or plain.startswith(_ATTENTION)
@@ -121,9 +123,10 @@ def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _settings(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return name -> value for the arguments of a call FUNC(*ARGS, **KWARGS) that hold no tensor. An argument that is
-    left out has its default value. Not returned are those that are None and those in `_NO_SETTINGS` (sizes, types,
-    momentum). A stride that is left out is the size of the kernel.
+    """Return name -> value for the arguments of a call FUNC(*ARGS, **KWARGS) that hold no tensor, with the values as
+    `_plain` gives them. An argument that is left out has its default value. Not returned are those whose value is None
+    (also by `_plain`) and those in `_NO_SETTINGS` (sizes, types, momentum). A stride that is left out is the size of
+    the kernel.
     """
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -174,8 +177,9 @@ def _template(value: Any) -> Any:
 
 def instead(step: Step) -> Swap:
     """Return a swap: a function that is given a call of the model (operation, arguments) and runs STEP of the source's
-    code in its place, with the tensors of the call and the settings of STEP. It returns the result; if the call works
-    in place, the result is written into its first tensor.
+    code in its place. STEP gets the tensors of the call, in order, where it had its own tensors, and keeps its other
+    arguments; the call may have more tensors than STEP, but not fewer. The swap returns the result; if the call works
+    in place, the result is written into its first tensor, else the tensors of the call stay as they are.
     """
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +211,7 @@ def times(factor: float, *, before: bool = False) -> Swap:
         return _on_what_comes(lambda x: x * factor)
 
     def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run the call, and multiply its output, or its scale, by FACTOR."""
+        """Run the call, and multiply its output by FACTOR; in an attention operation, its scale."""
         if func._overloadpacket.__name__.startswith(_ATTENTION):
             scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
             return func(*args, **{**kwargs, "scale": scale * factor})
@@ -243,7 +247,7 @@ def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _in_place(func: Any) -> bool:
-    """Return whether FUNC, an operation of torch, works in place."""
+    """Return whether FUNC, an operation of torch, works in place: its name ends with "_"."""
     name: str = func._overloadpacket.__name__
     return name.endswith("_")
 

@@ -34,9 +34,12 @@ class Derived:
 
     def of(self, name: str, args: Sequence[Any], kwargs: MappingOf[str, Any], out: torch.Tensor) -> Expr | None:
         """Return the expression of OUT, which the operation NAME of torch makes of ARGS and KWARGS: a copy, `cat`,
-        `stack`, `add`, `sub`, `mul`, `div`, `neg`, `flip`, `repeat`, `index_select`, or rows of a table (`embedding`).
-        None if no operation of expressions does the same, if one of the tensors that it takes has no expression, or if
-        the expression has another size than OUT or more than 256 operations and keys.
+        `stack`, `add`, `sub`, `mul`, `div`, `neg`, `flip`, `repeat`, `index_select`, or successive rows of a table
+        (`embedding`). An underscore at the end of NAME makes no difference.
+
+        None for other operations, if no operation of expressions does the same (see `_arithmetic` and `_rows`), if one
+        of the tensors that it takes has no expression, if it joins more than 64 tensors, copies or slices, or if the
+        expression has another size than OUT or more than 256 operations and keys.
         """
         made = self._made(name.removesuffix("_"), args, kwargs, out)
         try:
@@ -155,14 +158,16 @@ class Derived:
 
 
 def _number(value: Any) -> float | None:
-    """Return VALUE as a float if it is a number or a tensor without dimensions; else None."""
+    """Return VALUE as a float if it is a number (not True or False) or a tensor without dimensions; else None."""
     if isinstance(value, torch.Tensor):
         return float(value) if not value.ndim else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _with_number(name: str, x: Expr, number: float) -> Expr | None:
-    """Return X plus, minus, times or divided by NUMBER, by NAME; None for a factor that is 0 or not finite."""
+    """Return X plus, minus, times or divided by NUMBER, by NAME ("add", "sub", "mul" or "div"). None for a factor that
+    is 0 or not finite, and for a division by 0.
+    """
     if name in ("add", "sub"):
         return ex.shift(x, number if name == "add" else -number)
     factor = number if name == "mul" else 1 / number if number else 0.0

@@ -63,7 +63,8 @@ class Way:
         self, members: Sequence[Expr], have: Shape, count: int, want: Shape, shapes: MappingOf[str, Shape]
     ) -> list[Expr] | None:
         """Return the COUNT members of the second family as expressions of sizes WANT, made of MEMBERS, the expressions
-        of the first family, of sizes HAVE each; None if an operation does not fit. SHAPES has the sizes of the source.
+        of the first family, of sizes HAVE each. None if an operation does not fit, or if a member would have other
+        sizes than WANT. SHAPES has the sizes of the source.
         """
         sizes = [size for factors in self.factors for size in factors]
         out = []
@@ -205,7 +206,9 @@ def _factored(shape: Shape) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _cuts(size: int) -> list[tuple[int, int]]:
-    """Return the pairs of factors of SIZE, both larger than 1 and the first at most 128."""
+    """Return the pairs of factors of SIZE, both larger than 1 and the first at most 128, those with a small first
+    factor first: [(2, 4), (4, 2)] for 8. [] if there are none, as for a prime.
+    """
     return [(n, size // n) for n in range(2, min(size, 129)) if size % n == 0 and size // n > 1]
 
 
@@ -243,11 +246,12 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
 
 def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
     """Yield (cost, a name for what is done, expression) for each way to make a tensor of sizes WANT from a tensor of
-    SHAPES (key -> sizes) by a border one element wide, first or last, along one dimension or along two.
+    SHAPES (key -> sizes), the core, by a border one element wide, first or last, along one dimension or along two. The
+    core needs at least two elements in each dimension; dimensions of 1 in WANT and SHAPES do not count.
 
     The parts of the border are other tensors of SHAPES, each read once: one part for one dimension, three (two edges
-    and the corner) for two, of which at most one may be missing; zeros take its place. Dimensions of 1 do not count. At
-    most 64 choices of borders are tried for each tensor.
+    and the corner) for two, of which at most one may be missing; zeros take its place. At most 64 choices of borders
+    are tried for each core.
     """
     sizes = squeezed(want)
     for dims in chain(combinations(range(len(sizes)), 1), combinations(range(len(sizes)), 2)):

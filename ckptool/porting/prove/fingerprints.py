@@ -12,7 +12,8 @@ import torch
 def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
     """Return a tensor with one row of six numbers for each channel of VALUES along dimension DIM: root mean square,
     mean, mean magnitude, cube root of the mean cube, maximum, minimum, in float64. The order of elements in a channel
-    does not matter; NaN and infinity count as 0. A channel without elements has zeros.
+    does not matter; NaN and infinity count as 0. A channel without elements has zeros; VALUES without dimensions are
+    one channel.
     """
     x = values.detach()
     if not x.ndim:
@@ -56,7 +57,8 @@ APART, NOISE = 1e-3, 1e-5
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
     """Return, for each channel of WANTED, the index of the equal channel in HAVE, each index once: [0, 1, …] if they
     are in the same order. Both are fingerprints, one row per channel. Channels are equal if their numbers differ by at
-    most 1e-3 of the root mean square of the channel plus 1e-5 of the largest root mean square.
+    most 1e-3 of the root mean square of the channel in WANTED plus 1e-5 of the largest root mean square of both. If a
+    channel has several equal ones, `_assigned` says which is taken.
 
     None if WANTED and HAVE do not hold the same channels, equally many, or if they are in another order and more than
     8,192.
@@ -135,7 +137,7 @@ def _fitting(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) ->
 
 def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return, for each channel of WANTED, in a column, how far the numbers of an equal channel of OTHER may be from its
-    own.
+    own: 1e-3 of its root mean square plus 1e-5 of the largest root mean square of both.
     """
     largest = float(max(wanted[:, 0].max(), other[:, 0].max())) if len(wanted) and len(other) else 0.0
     return (APART * wanted[:, :1] + NOISE * largest).expand(-1, 1) + 1e-12

@@ -47,7 +47,10 @@ class Held:
 
     @property
     def is_computed(self) -> bool:
-        """Return whether the code computes the weight from its keys, so that its values do not show theirs."""
+        """Return whether the code computes the weight from its keys, so that its values do not show theirs: no
+        expression makes the weight, or its expression adds or multiplies tensors (`add`, `mul`). A weight times a
+        number is not computed.
+        """
         return self.expr is None or not _COMPUTED.isdisjoint(self.expr.operations())
 
 
@@ -142,7 +145,8 @@ class Flow:
     @property
     def repeated(self) -> dict[tuple[Any, ...], Use]:
         """Return `Use.told` -> one use that joins all runs, for weights that are used several times in the same way, as
-        in a loop over time (see `_repeated`). Left out are those with outputs of several sizes. {} if there are none.
+        in a loop over time (see `_repeated`). Left out are those whose outputs have unlike numbers of channels. {} if
+        there are none.
         """
         if self._repeated is None:
             self._repeated = _repeated(self.uses)
@@ -150,8 +154,8 @@ class Flow:
 
     @property
     def known(self) -> Known:
-        """Return the set of all channels in the outputs of the uses of weights, also of loops as a whole and, where
-        they are known, before biases are added.
+        """Return the set of all channels in the outputs of the uses of weights, also of loops as a whole (`repeated`)
+        and, where they are known, before biases are added. A channel of zeros is always in it.
         """
         if self._known is None:
             every = chain(self.uses, self.repeated.values())
@@ -205,7 +209,7 @@ class Flow:
 
     def after(self, use: Use) -> frozenset[int]:
         """Return the indices of those of the next three uses that only add something, such as a bias, to the output of
-        USE.
+        USE: their kind is "shift", and no other use is directly before them. Empty if there are none.
         """
         near = self._next(use, 3)
         return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
@@ -260,7 +264,8 @@ def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], Use]:
     """Return `Use.told` -> a joined use, for each group of two or more of USES with the same weights used in the same
-    way (equal `Use.told`). Groups with outputs of several sizes are left out; {} if there are no groups.
+    way (equal `Use.told`). Groups whose outputs have unlike numbers of channels are left out; {} if there are no
+    groups.
 
     The joined use has the index and weights of the first, and fingerprints as of one output with the values of all
     outputs (`_together`). Its input is made likewise, if all inputs are known, with equally many channels; else None.

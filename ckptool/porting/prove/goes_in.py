@@ -50,8 +50,8 @@ def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
 def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """Yield one change (label, key -> expression) that gives new weights and biases to all matrices in FRONTS at once:
     those of the source's layer with the same input and as many rows. A matrix stays as it is if there is no such layer
-    or more than one, or if no expressions for its keys make its new weight and bias (`Ground.put`). A bias that the
-    source's layer lacks is zeros.
+    or more than one, or if no expressions for its keys make its new weight and bias (`Ground.put`, for all matrices
+    that are parts of the same keys together). A bias that the source's layer lacks is zeros.
 
     Nothing if no matrix gets a new weight, or if all have these weights already. It is for the members of a stack, of
     which one alone would not show in an output.
@@ -75,12 +75,14 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 def tables_of_one(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) for those embedding tables in FRONTS that have no source: rows of one
-    table of the source fill them, one table after the other in the order of FRONTS. Code with one table adds to each
-    column of words the row where that column's part begins.
+    table of the source fill them, one table after the other in the order of FRONTS. It is for a source whose code has
+    one table for several columns of words, and adds to the words of each column the number of the row at which the part
+    for that column begins.
 
     The table of the source needs as many columns as each of them, and at least as many rows as all of them together.
-    The first one begins so that the last one ends with the last row of the source's table, then at row 0, 1, 2 …: at
-    most eight changes for each table of the source. Nothing for fewer than two tables without a source.
+    The part for the first table begins so that the part for the last one ends with the last row of the source's table;
+    in the next changes it begins at row 0, 1, 2 …: at most eight changes for each table of the source. Nothing for
+    fewer than two tables without a source.
     """
     own = [f for f in fronts if f.kind == "table" and ground.now(f.held["weight"]) is None]
     sizes = [f.held["weight"].shape[0] for f in own]
@@ -168,8 +170,9 @@ def takes_a_part(ground: Ground, f: Use) -> Iterator[Change]:
     the weights of a layer of the source's code that takes these channels and more. Nothing unless F is a norm, scale,
     shift or depthwise convolution, and its input is known.
 
-    A layer of the source's code counts if it is of the kind of F, and all of its weights have one element per channel
-    of its input.
+    There is one change for each layer of the source's code that is of the kind of F, takes all channels of F and more,
+    and whose weights all have the channels of its input as their first dimension. Weights of roles (weight, bias) that
+    one of the two layers lacks stay as they are.
     """
     if f.kind not in VECTORS or f.taken is None:
         return
@@ -246,10 +249,10 @@ def made_together(ground: Ground, f: Use) -> Iterator[Change]:
     its code computes from keys (`Held.is_computed`: by a sum or a product, or as no expression does), if some keys of F
     have their sources already. Nothing for other layers.
 
-    A layer of the source's code counts if it reads sources of some keys of F. The other keys of F and the other keys of
-    that layer, equally many and at most four, are paired in every order: copied if the sizes are equal, transposed if
-    they are swapped, square matrices both ways. Left out are changes in which a pair does not fit, and those that
-    change nothing.
+    A layer of the source's code counts if it reads sources of some keys of F. The keys of F of which this layer reads
+    no source, and the keys of this layer that no key of F reads, have to be equally many and at most four. They are
+    paired in every order: copied if the sizes are equal, transposed if they are swapped, square matrices both ways.
+    Left out are changes in which a pair does not fit, and those that change nothing.
     """
     if not any(held.is_computed for held in f.held.values()):
         return

@@ -84,9 +84,10 @@ class Ground:
         (weight as the model uses it, expression of its new value); a new value of other sizes is reshaped. Pairs with
         None are skipped; {} if no others are left. Nothing is changed here.
 
-        A weight may be some rows of a key. The rows after them become the next rows of the same tensor of the source,
-        if it has more; the others keep their present expression. If the key has none, IN_PART lets them be zeros until
-        other layers show them; without IN_PART the result is None.
+        A weight may be some rows of a key. If the new value is rows of a whole tensor of the source, the next rows of
+        that tensor fill the rows after them, as far as there are any (`_going_on`); the other rows keep their present
+        expression. If the key has none, IN_PART lets the other rows be zeros until other layers show them; without
+        IN_PART the result is None.
 
         None also if no expression makes one of the weights of its keys, if sizes do not fit, or if no expression for a
         key gives the new value.
@@ -176,9 +177,13 @@ class Ground:
         """Return the expression, over keys of the source, of HELD, a weight as the source's code uses it. None if HELD
         is None.
 
-        If HELD has no expression of its own, because the code computes it from several keys: the weight norm of its
-        keys, if these are two and their sizes are those of one; else the expression of an entry of the mapping that
-        reads just these keys (two or more) and has the same sizes, without sizes of 1; else None.
+        If HELD has no expression of its own, because the code computes it from several keys, the first of these that
+        fits is returned, else None:
+
+        - the weight norm of its keys, if these are two of the source, one of the sizes of HELD and one of the sizes
+          [rows, 1, 1 …] (a factor for each row);
+        - the expression of the first entry of the mapping that reads just these keys (two or more) and has the sizes of
+          HELD, where sizes of 1 do not count.
         """
         if held is None:
             return None
@@ -233,14 +238,15 @@ class Ground:
         ]
 
     def current(self, u: Use) -> Rows:
-        """Return the weight, the bias and the number of rows of the use U of the model, as the present mapping fills
-        them.
+        """Return the weight, the bias (`Flow.bias`) and the number of rows of the use U of the model, as the present
+        mapping fills them; None for a weight or bias that is not known (`now`).
         """
         return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
 
     def theirs_rows(self, u: Use, order: Sequence[int] | None) -> Rows:
-        """Return the weight, the bias and the number of rows of the use U of the source's code, with the columns of the
-        weight in ORDER; as they are if that is None.
+        """Return the weight, the bias (`Flow.bias`) and the number of rows of the use U of the source's code, with the
+        columns of the weight in ORDER; as they are if that is None. The weight is None if it has no expression
+        (`theirs_of`), or if ORDER would cut it into more than 64 slices (`columns`).
         """
         weight = self.theirs_of(u.held["weight"])
         return Rows(columns(weight, order, 1) if order else weight, self.theirs_of(self.theirs.bias(u)), u.rows)

@@ -85,10 +85,11 @@ def search(
 def _better(state: _State, trial: Trial, expected: Flow, changed: MappingOf[str, None]) -> tuple[str, _State] | None:
     """Return (label of a change with which more agrees than in STATE (`_tried`), the state after it), or None.
 
-    First come changes of the layers at which the models diverge (`_guesses`): the first one that helps is taken, and
-    made in all other blocks as well, if that helps, too. If none helps, all changes of the whole mapping (`changes`)
-    are tried, and the best is taken; one with which outputs are equal is taken at once. CHANGED has the labels of the
-    changes that were kept before. The model is run for each change, and TRIAL counts those that do not help.
+    First come changes of the layers at which the models diverge (`_guesses`; no layer counts if the source's code was
+    not followed): the first one that helps is taken, and made in all other blocks as well, if that helps, too. If none
+    helps, all changes of the whole mapping (`changes`) are tried, and the best is taken; one with which outputs are
+    equal is taken at once. CHANGED has the labels of the changes that were kept before. The model is run for each
+    change, and TRIAL counts those that do not help.
     """
     ground = Ground(state.entries, state.seen, expected, trial.shapes, trial.factors)
     fronts = state.verdict.front if expected.uses else ()
@@ -156,12 +157,14 @@ def _for_all(ground: Ground, fronts: Sequence[Use], apart: Sequence[Use], trial:
 
 def _likely(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield the likelier changes (label, key -> expression) of the weights of F, a layer of the model, or of layers
-    before it: first options of questions, and scales of adapters. That is all if F has a low-rank adapter.
+    before it: first options of questions (`options`), and scales of adapters (`adapters`). That is all if F has a
+    low-rank adapter.
 
-    Else come weights of layers of the source's code with the same input as F; if there are none, weights for a part of
-    an input there (`takes_a_part`), or for the layers before F (`before_its_partner`). In both cases, sources for other
-    keys of a weight that the code of F computes from several (`made_together`), vectors (`vectors`), and tables for
-    matrices or the other way (`table_or_matrix`) come last.
+    Else come weights of layers of the source's code with the same input as F, first with a batch norm after them folded
+    in (`with_the_norm_after_it`), then as they are (`from_what_goes_in`). If no layer there has the input of F, weights
+    for a part of an input there (`takes_a_part`), and for the layers before F (`before_its_partner`), come in their
+    place. In both cases, sources for other keys of a weight that the code of F computes from several (`made_together`),
+    vectors (`vectors`), and tables for matrices or the other way (`table_or_matrix`) come last.
     """
     yield from options(ground, f)
     yield from adapters(ground, f)
@@ -258,7 +261,8 @@ def _in_all_blocks(
 
     NEW is the change (key -> expression), LABEL its name, ENTRIES the mapping before it. Changes for other blocks that
     `Trial.elsewhere` has from earlier tries are tried together with this one, except those for keys of NEW. After a
-    success it is emptied; else it also has this change for the other blocks.
+    success `Trial.elsewhere` is emptied; after a failure it also has this change for the other blocks. It stays as it
+    is if no other block qualifies.
     """
     there = _in_other_blocks(entries, new)
     if not there:
@@ -278,15 +282,18 @@ def _agreeing(verdict: Verdict) -> str:
 
 def _tried(label: str, state: _State, new: MappingOf[str, Expr], trial: Trial, expected: Flow) -> _State | None:
     """Load the change NEW (key -> expression) of STATE, called LABEL, into the model, run it, and return the state
-    after the change if more agrees with EXPECTED, the flow of the source's code, than in STATE; else None.
+    after the change if more agrees with EXPECTED, the flow of the source's code, than in STATE; else None. The changed
+    keys have NEW as found by trial (`Entry.tried`).
 
     More agrees if the outputs are equal, or if more of them and of the inputs and outputs of layers agree
     (`Verdict.is_ahead_of`). If TRIAL has a check (`confirms`), equal outputs alone do not count, and the check has to
-    say yes, too. In a fine search (`finely`), only the number of inputs and outputs of layers that agree decides. If
-    None is returned after a run, TRIAL counts one more miss (`misses`).
+    say yes, too. In a fine search (`finely`), the model is run in float64, and only the number of inputs and outputs of
+    layers that agree decides. If None is returned for a change that was tried, TRIAL counts one more miss (`misses`),
+    also if the model cannot be run.
 
-    None without a run if NEW changes nothing, if the search is over, or if TRIAL has a check and a key of NEW has a
-    source already: with a check, only keys without a source may change. The model keeps the weights of the last run.
+    None without a try or a miss if NEW changes nothing, if the search is over, or if TRIAL has a check and a key of NEW
+    has a source already: with a check, only keys without a source may change. The model keeps the weights of the last
+    run.
     """
     if trial.is_over or (trial.confirms and any(state.entries[key].expr is not None for key in new)):
         return None
@@ -322,7 +329,8 @@ def _in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) 
     qualify by `_in_block`; {} if none does, or if no number names the block. The keys of NEW are not in the result.
 
     The numbers in the common beginning of all keys of NEW name the block: `layers.3.` in `layers.3.q.weight` and
-    `layers.3.q.bias`. ENTRIES is the mapping before the change.
+    `layers.3.q.bias`. Another block differs in one of these numbers or in several, and has a key that is otherwise
+    equal to the first key of NEW. ENTRIES is the mapping before the change.
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
@@ -337,7 +345,6 @@ def _in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) 
 
 
 def _at(path: list[str], numbers: MappingOf[int, str]) -> list[str]:
-    """Return PATH with other NUMBERS (position -> number)."""
     return [numbers.get(i, part) for i, part in enumerate(path)]
 
 

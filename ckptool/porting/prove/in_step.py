@@ -33,7 +33,8 @@ def before_its_partner(ground: Ground, f: Use) -> Iterator[Change]:
     the changed layers in exchange.
 
     A partner of F reads all sources of the keys of F. If there is none, each layer that comes next there
-    (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too.
+    (`Ground.next_uses`) and is like F (`_are_alike`) is tried as its partner, and F gets its weights, too. Nothing if F
+    has no partner of either kind.
     """
     for s, is_known in _partners(ground, f):
         more: list[_Pair] = [] if is_known else [([f], [s])]

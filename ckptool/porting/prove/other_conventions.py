@@ -22,10 +22,10 @@ def changes(entries: dict[str, Entry], shapes: MappingOf[str, Shape]) -> Iterato
     """Yield changes (label, key -> new expression) of the whole mapping ENTRIES (key -> entry), of a source with the
     sizes SHAPES (key -> sizes), in this order:
 
-    - option N of their questions for all guessed keys with the same doubts, for each N;
+    - option N of their questions for all guessed keys with the same doubts and so many options, for each N;
     - another convention of code for all tensors (`_conventions`);
-    - one of the first six options for one module, if several modules have the same doubts; keys that have its new
-      expressions now get its old ones in exchange (`_exchanged`);
+    - one of the first six options for one module, if several modules have the same doubts (as many options as the first
+      of its keys has); keys that have its new expressions now get its old ones in exchange (`_exchanged`);
     - exchanges of two guessed modules (`_exchanges`).
     """
     groups = _with_equal_doubts(entries.values())
@@ -255,7 +255,8 @@ def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr
 
 def _norms_around_one(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield a change that adds 1 to the weights of all norms, and one that subtracts 1, in place of what the mapping
-    adds. Norms are the vectors whose keys have "norm" in them and end in "weight". Nothing without any.
+    adds last now (`unshifted`). Norms are the vectors whose keys have "norm" in them, in any letters, and end in
+    "weight". Nothing without any.
     """
     norms = [
         (e.target, ex.unshifted(x))
@@ -311,7 +312,7 @@ def _is_fused(entry: Entry) -> bool:
 def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
     """Return up to two numbers of channels that feature maps may have before the layer at PLACE in ENTRIES, which takes
     WIDTH numbers: the first sizes, which divide WIDTH, of the kernels of convolutions (three to five dimensions) before
-    it, each number once, the nearest first.
+    it in the order of ENTRIES, each number once, the nearest first. [] if there are none.
     """
     found = [e.shape[0] for e in entries[:place] if 2 < len(e.shape) < 6 and e.shape[0] and width % e.shape[0] == 0]
     return list(dict.fromkeys(reversed(found)))[:2]

@@ -198,12 +198,16 @@ _WORDS = {"group": "groups", "other": "number"}
 
 
 def _word(name: str) -> str:
-    """Return the name of a setting, called NAME by torch, for a message to the user."""
+    """Return the name of a setting, called NAME by torch, for a message to the user: "groups" for "group", "number" for
+    "other", else NAME.
+    """
     return _WORDS.get(name, name)
 
 
 def _operation(name: str) -> str:
-    """Return the name of an operation of torch for a message to the user: "softmax" for "_softmax"."""
+    """Return the name of an operation of torch for a message to the user, without what torch adds to it: "softmax" for
+    "_softmax", "layer_norm" for "native_layer_norm", "max_pool2d" for "max_pool2d_with_indices".
+    """
     plain = name.removeprefix("_native_").removeprefix("native_").removeprefix("_").removesuffix("_forward")
     return plain.removesuffix("_with_indices")
 
@@ -222,7 +226,8 @@ class _Token:
 
     Attributes:
         name: "scale", "add", "dropout", "_softmax" or the name of another operation.
-        settings: pairs (name, value).
+        settings: pairs (name, value): ("scale", factor) for a scale, ("number", what is added) for an "add", ("p",
+            probability to drop a number) for a dropout.
         steps: the steps that it stands for.
         of_attention: whether it is the scale directly before a softmax, or that of a fused attention.
     """
@@ -239,7 +244,9 @@ class _Token:
 
     @property
     def factor(self) -> float:
-        """Return the factor by which this token multiplies. Only a token "scale" has one."""
+        """Return the factor by which this token multiplies. Only a token "scale" has one; for others, KeyError is
+        raised.
+        """
         return float(dict(self.settings)["scale"])
 
 
@@ -247,9 +254,9 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
     """Return STEPS (operations without weights) of one code as tokens, in their order; if two codes do the same, their
     tokens are equal.
 
-    Multiplications by numbers that follow one another become one token "scale", and fused attention a scale and a
-    softmax. Left out are products of matrices, arithmetic that changes nothing (a factor of 1, a sum with 0), and the
-    factor after a dropout that makes up for it (`_keeps_the_size`).
+    Multiplications by numbers that follow one another become one token "scale" (its factor is their product), and fused
+    attention becomes a scale and a softmax. Left out are products of matrices; a scale of 1; arithmetic with 0 (`x +
+    0`, `x * 0`) and divisions that round; and the factor after a dropout that makes up for it (`_keeps_the_size`).
     """
     out: list[_Token] = []
 

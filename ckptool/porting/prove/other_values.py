@@ -63,9 +63,9 @@ def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
     """Yield two changes (label, key -> expression) for each vector of F, a layer of the model: one adds 1 to the
-    source's tensor, one subtracts 1, and a number that the mapping adds now is left out. One code stores some weights
-    around 0 and the other around 1. Nothing unless F is a norm, scale, shift or depthwise convolution; keys without an
-    expression stay.
+    source's tensor, one subtracts 1, and a number that the mapping adds last now is left out. One code stores some
+    weights around 0 and the other around 1. Nothing unless F is a norm, scale, shift or depthwise convolution; keys
+    without an expression stay.
     """
     for key in f.keys if f.kind in VECTORS else ():
         entry = ground.entries.get(key)
@@ -76,8 +76,8 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
 
 def without_shifts(ground: Ground) -> Iterator[Change]:
     """Yield one change (label, key -> expression) that no longer adds a number, such as an eps or the 1 of a norm, to
-    any of the tensors to which the mapping adds one now; nothing if there are none. If matching was wrong about such a
-    number, it was wrong for all of them.
+    any of the tensors to which the mapping adds one now, as the last operation on the tensor (`unshifted`). Nothing if
+    there are none. If matching was wrong about such a number, it was wrong for all of them.
     """
     new = {key: ex.unshifted(e.expr) for key, e in ground.entries.items() if e.expr is not None}
     new = {key: expr for key, expr in new.items() if expr != ground.entries[key].expr}

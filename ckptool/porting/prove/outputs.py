@@ -131,7 +131,7 @@ def by_name(expected: Flow, seen: Flow) -> list[tuple[int, int]]:
 
 def _stand_for_each_other(one: Place, other: Place) -> bool:
     """Return whether the last part of one of two places is short for that of the other: all of its words are words of
-    the other, or abbreviate them, or are its initials, as `wh` for `width_height`.
+    the other, or abbreviate them, or are its initials, as `wh` for `width_height`. False if a place has no parts.
     """
     names = [str(place[-1]) for place in (one, other) if place]
     return len(names) == 2 and any(all_in(cut(a), b) for a, b in (names, reversed(names)) if cut(a))

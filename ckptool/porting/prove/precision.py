@@ -23,7 +23,8 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uni
 
 class Wider(TorchDispatchMode):  # type: ignore[misc]
     """A mode (`with Wider():`) in which torch computes in float64: tensors of float16, bfloat16 and float32 that an
-    operation takes are converted to float64, those of complex64 to complex128, and so is a type that the code asks for.
+    operation takes are converted to float64, those of complex64 to complex128. If the code asks for one of these types
+    (`dtype=torch.float32`), it gets the wider type instead.
 
     An operation that writes into a tensor of such a narrower type (a buffer) leaves that tensor its type. Random
     numbers are those that float32 gives for the same seed.

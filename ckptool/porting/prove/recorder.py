@@ -102,7 +102,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     first state of a recurrent layer. What an operation makes of weights without data counts as a weight, too.
 
     Args:
-        model: the model, whose parameters and buffers with a key are the weights.
+        model: the model, whose parameters and buffers with a key are the weights. Of several keys of one tensor, the
+            first counts; tensors without elements are no weights.
         bare: also record the outputs of layers before their biases are added.
         swaps: number of a step -> the function that runs in its place.
     """
@@ -264,8 +265,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _note(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Add to `uses` the operation NAME, which takes data and weights, with its arguments ARGS and KWARGS and its
         output OUT: as "linear", a convolution, "norm", "table", "scale" or "shift", else under its own NAME. In the
-        last case, the role of a weight is its place among all tensors in the arguments ("0", "1" …). The operation
-        becomes several uses if it computes several layers at once.
+        last case, the role of a weight is its place among all tensors in the arguments ("0", "1" …), the channels are
+        along the last dimension, and the input counts as unknown. A norm has its channels along the last dimension if
+        it is a layer norm or an RMS norm, else along dimension 1. The input of a table is all indices, as one channel.
+        The operation becomes several uses if it computes several layers at once.
 
         `_before`, the indices of the uses from which the present data is computed, is then those of the added uses; it
         stays if none was added.
@@ -311,8 +314,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         subtracts. Its channels are along the last dimension in which the weight has more than one number; along the
         last, if there is none.
 
-        If the data is computed from several uses, one for each row of a weight of two or three dimensions, the weight
-        is a stack: row n becomes a use of its own, with the n-th of those uses as the only one before it.
+        If the data is computed from several uses, the weight has two or three dimensions with one row for each of these
+        uses, and the data has as many rows in the same dimension, the weight is a stack: row n becomes a use of its
+        own, with the n-th of those uses as the only one before it.
         """
         x, weight = (args[0], args[1]) if self.held(args[0]) is None else (args[1], args[0])
         role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")

@@ -49,7 +49,7 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
     bfloat16, are left out if there are finer ones.
 
     Raises:
-        NotFound: there are no inputs, or no outputs.
+        NotFound: none of the inputs is a tensor, or there are no outputs.
         CannotCarry: an input is neither a tensor nor a plain value; the model cannot be run on these inputs; none of
             its outputs has as many numbers as any saved one; or saved tensors cannot be used (sparse, empty, without a
             finite number; no output in float32 or finer).
@@ -89,7 +89,8 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
     """Return the inputs FOUND in the file PATH as MODEL takes them. FOUND has name -> value, with the name without
     `input.` ("" for `input` itself). The result is a list if there is one input without a name, or if all names are
     numbers (sorted by these), else a dict; [] if FOUND is empty. A list, tuple or dict under the plain name `input` is
-    all inputs. Floating point tensors get the type of the model's parameters.
+    all inputs. Floating point tensors get the type of the model's first floating point parameter (float32 if there is
+    none).
 
     Raises:
         RuleError: some inputs have a name and some have none, or one is inside of another (`input.a`, `input.a.b`).

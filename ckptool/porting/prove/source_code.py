@@ -121,8 +121,9 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnC
     the mapping to prove. Keys of the code that the file lacks keep the values of MODEL. They are `missing` in the
     result, as are keys with a guess, though it is loaded; buffers that may keep their value are not.
 
-    The keys correspond by equal names and sizes, if the file has all that are needed; else by matching. If matching
-    leaves more than a tenth of the keys missing, they correspond by names, if nine tenths have equal names and sizes.
+    The keys correspond by equal names and sizes (`_by_names`), if the file has all that are needed; else by names that
+    begin with the path of a state dict in the file, if it has all of these; else by matching. If matching leaves more
+    than a tenth of the keys missing, they correspond by names after all, if nine tenths have equal names and sizes.
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the code.
@@ -176,7 +177,9 @@ def _with_other_parts(
 
 
 def _missing(found: Mapping) -> list[str]:
-    """Return the keys that FOUND does not fill for certain, without those that may keep the model's own values."""
+    """Return the keys that FOUND does not fill for certain: those without a source and those with a guess, without keys
+    that may keep the model's own values. [] if there are none.
+    """
     return [e.target for e in found.entries if not e.default and e.status != "mapped"]
 
 

@@ -118,8 +118,8 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the search has used up its time, or the number of trials without success that it may make
-        (`patience`).
+        """Return whether a search has to end: the time of the proof is used up (`Progress.late`), or as many trials
+        were in vain as a search may make (`patience`).
         """
         return self.misses >= self.patience or self.progress.late
 
@@ -142,8 +142,9 @@ class Trial:
 
     def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
         """Load ENTRIES into the model, run it on the inputs with the `swaps`, and return its flow, in float64 if WIDER.
-        None if an expression does not have the size of its key (then nothing is loaded), or if the model raises. Each
-        run is counted (`runs`).
+        None if an expression that is not loaded yet does not fit the sizes of the source or does not have the size of
+        its key (then nothing is loaded), or if the model raises (then ENTRIES stay loaded). Each run of the model is
+        counted (`runs`).
         """
         entries = list(entries)
         for entry in entries:

@@ -105,9 +105,9 @@ def _covers(
     wholes: Sequence[str], left: MappingOf[str, Shape], open_: MappingOf[str, Shape]
 ) -> Iterator[list[tuple[str, Family]]]:
     """Yield each way to cut all keys of OPEN_ (key -> sizes) from all tensors WHOLES, as a list of (one of WHOLES, the
-    keys that are cut from it, in the order of its rows). The keys of a tensor have rows of its sizes (`_is_cut_so`) and
-    as many numbers together as it has; each key is cut from one tensor. LEFT has the sizes of WHOLES. Ways with few
-    keys of the first tensor come first, then those with keys in the order of OPEN_.
+    keys that are cut from it, in the order of its rows); nothing if there is no way. The keys of a tensor have rows of
+    its sizes (`_is_cut_so`) and as many numbers together as it has; each key is cut from one tensor. LEFT has the sizes
+    of WHOLES. Ways with few keys of the first tensor come first, then those with keys in the order of OPEN_.
     """
     if not wholes:
         yield from [[]] if not open_ else []
@@ -200,7 +200,7 @@ def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]
 
 def _left(ground: Ground) -> dict[str, Shape]:
     """Return key -> sizes for the tensors of the source that its code uses and no entry reads, in the order of their
-    use.
+    first use; {} if there are none.
     """
     read = {key for entry in ground.entries.values() for key in entry.sources}
     used = dict.fromkeys(key for use in ground.theirs.uses for key in use.keys)
@@ -379,9 +379,9 @@ def _orders(count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _near(ground: Ground, family: Family) -> list[str]:
-    """Return the keys of the source that the entries around FAMILY read: all in the module of its first key, or else in
-    the innermost module around that one in which entries have a source. [] if there is none; the whole model does not
-    count.
+    """Return the keys of the source that the entries around FAMILY read: all in the module of its first key or below
+    it, or else in the innermost module around that one in or below which entries have a source. [] if there is none;
+    the whole model does not count.
     """
     path = family[0].split(".")[:-1]
     for depth in range(len(path), 0, -1):
@@ -404,6 +404,8 @@ def _several(ground: Ground, open_: MappingOf[str, Shape], left: MappingOf[str, 
     tensors of LEFT that no two of them share. The families are, for each key in turn, the largest that can be filled
     and has no key of those before; a key without any is left out. Nothing if they are fewer than two, or more than
     four.
+
+    Only the cheapest fillings of each family are combined: 48 of two families, 15 of three, eight of four.
     """
     groups: list[list[Filling]] = []
     taken: set[str] = set()

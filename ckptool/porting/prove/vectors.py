@@ -65,7 +65,8 @@ def _row(flow: Flow, first: Use) -> list[Use]:
 def _in_each_order(ground: Ground, own: Sequence[Use], theirs: Sequence[Use], order: Sequence[int]) -> Iterator[Change]:
     """Yield changes (label, key -> expression) that give the vectors of the first n uses in OWN all vectors of THEIRS,
     for each n for which these are equally many vectors, two to five: in each order, at most 48 for each n, first those
-    that leave most vectors as they are. ORDER has, for each channel of OWN, its place in the channels of THEIRS.
+    that leave most vectors as they are. ORDER has, for each channel of OWN, its place in the channels of THEIRS. A
+    vector that ORDER would cut into more than 64 slices (`columns`) leaves its place in OWN as it is.
     """
     values = [columns(x, order, 0) for x in _values(ground, theirs)]
     for length in range(1, len(own) + 1):
@@ -121,11 +122,13 @@ class _Norm:
     eps: float
 
     def weight(self, w: Expr) -> Expr:
-        """Return the weight W of the layer before, with the norm folded in."""
+        """Return the weight W of the layer before, with the norm folded in: W * gamma / sqrt(var + eps), row by row."""
         return ex.fold_weight(w, self.gamma, self.var, self.eps)
 
     def bias(self, b: Expr) -> Expr:
-        """Return the bias B of the layer before, with the norm folded in."""
+        """Return the bias B of the layer before, with the norm folded in: (B - mean) * gamma / sqrt(var + eps) + beta,
+        for each channel.
+        """
         return ex.fold_bias(b, self.gamma, self.beta, self.mean, self.var, self.eps)
 
 

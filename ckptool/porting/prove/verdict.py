@@ -22,8 +22,8 @@ class Verdict:
         agreeing: number of uses of weights whose output channels are outputs of uses in the source's code, without
             those that read a key without a source; -1 in `NOTHING`.
         uses: number of uses of weights.
-        entered: number of uses whose input a use in the source's code takes.
-        front: the uses that do not agree while all uses before them do; empty if `equal`.
+        entered: number of uses whose input channels uses in the source's code take, too (see `_entering`).
+        front: the uses that do not agree while all uses before them do (see `judge`); empty if `equal`.
         left: keys without a source of the uses that diverge first: they prevent a comparison.
         beyond: whether outputs differ only because of steps after the last use of a weight.
         turned: whether outputs are equal only if some of one size change places.
@@ -77,9 +77,13 @@ def judge(
     If no output can be compared (has as many numbers as one of EXPECTED, more than one: `compared_outputs`), the uses
     of weights decide: some have to agree, and none may diverge but those with keys without a source. If outputs differ,
     and are not those of EXPECTED in another order, but all uses agree and the last one gives the same, they count as
-    equal (`beyond`), unless an open question is about a factor of the last weights (`_may_lack_a_factor`). The front
-    has the uses that diverge first; if none do, the uses of last weights with such a question. It is empty if the
-    outputs are equal.
+    equal (`beyond`), unless an open question is about a factor of the last weights (`_may_lack_a_factor`).
+
+    The front has the uses that diverge first: those of which nothing shows that they are right (`_fine`), while all
+    uses before them are. A use that reads a key without a source counts as wrong even if its output agrees, unless a
+    later use shows it to be right: a search for that key begins there. If no use diverges, the front has the uses of
+    last weights with an open question about a factor, if outputs differ. It is empty if the outputs are equal, or if
+    EXPECTED has no uses.
     """
     if seen is None:
         return NOTHING
@@ -170,8 +174,9 @@ def _fine(known: Sequence[bool], entering: Sequence[bool], expected: Flow, seen:
     agrees, ENTERING whether uses in EXPECTED take the channels of its input. One of these is enough:
 
     - the use is KNOWN to agree;
-    - a use directly after it has an input, not all zero, that is the input of a use of like kind in EXPECTED, the same
-      channels in any order, and is ENTERING: layers that one code adds up may be one layer in the other;
+    - a use directly after it has an input, not all zero, that is the input of a use of like kind (`Use.is_like`) in
+      EXPECTED, the same channels in any order, and is ENTERING: layers that one code adds up may be one layer in the
+      other;
     - its output flows into a use for which one of these holds (`shown_by`).
     """
     fine = list(known)

@@ -98,8 +98,8 @@ def _cut(base: Base, starts: Sequence[int], counts: MappingOf[int, int]) -> Expr
 
 def _reshaped(base: Base, view: torch.Tensor, starts: Sequence[int], dims: Sequence[int]) -> Expr | None:
     """Return VIEW, a contiguous view of whole rows of BASE (of its first dimension larger than 1), perhaps with its
-    last two dimensions exchanged, as an expression; None for other views. STARTS has the first index along each
-    dimension, DIMS the dimensions larger than 1, those with larger strides first.
+    last two dimensions exchanged, as an expression; None for other views, and if BASE is not contiguous. STARTS has the
+    first index along each dimension, DIMS the dimensions larger than 1, those with larger strides first.
     """
     if not dims or any(starts[d] for d in dims[1:]) or list(dims) != sorted(dims):
         return None

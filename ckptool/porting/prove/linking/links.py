@@ -42,9 +42,10 @@ def links(theirs: Any, own: Any) -> Iterator[tuple[Link, ...]]:
     """Yield ways to make the model's inputs OWN from the inputs of the source's code THEIRS: each a tuple with one link
     per input of the model, none twice. A way in which no input of the model has an origin is left out.
 
-    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 ways follow in which no two
-    take the values of one input of the source's code, as they are or with their dimensions in another order
-    (`_one_for_each`). Last come ways that are the likeliest but for one input, with another of its `_options`.
+    The likeliest comes first (`_likeliest`). If the model has several inputs, up to 16 ways follow in which each input
+    of the model takes the values of a different input of the source's code, as they are or with their dimensions in
+    another order; an input for which no such link is possible has no origin there (`_one_for_each`). Last come ways
+    that are the likeliest but for one input, with another of its `_options`.
     """
     first, second = leaves(theirs), leaves(own)
     every = [_options(first, path, one) for path, one in second]

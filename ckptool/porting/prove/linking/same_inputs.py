@@ -313,7 +313,8 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
     """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried; else all on which a
-    search found it to run (`working_inputs`), or none. It begins with INPUTS, the inputs of the model, if given.
+    search found it to run (`working_inputs`), or none. The search begins with the forms of INPUTS, the inputs of the
+    model, that THEIRS may take (`spellings`), if INPUTS are given.
     """
     if source_inputs is not None:
         yield source_inputs

@@ -56,7 +56,6 @@ def nothing_compared(why: str, runs: int) -> dict[str, Any]:
 
 
 def _proof(equal: bool, text: str, divergence: str | None, runs: int) -> dict[str, Any]:
-    """Return the items that the account of each proof has."""
     return {"equal": equal, "text": text, "first_divergence": divergence, "runs": runs}
 
 
@@ -76,8 +75,10 @@ def _stopped(trial: Trial) -> str | None:
 
 
 def _what_is_equal(reached: Reached) -> str:
-    """Return the sentence about a proof that succeeded: outputs are equal, or, if none could be compared or they differ
-    only in steps after the last use of weights, how many uses agree.
+    """Return the sentence about a proof that succeeded: outputs are equal, and how far they are apart in float64, if
+    that was measured. If no outputs could be compared, it says instead how many uses agree, with the first key without
+    a source, if one ended the comparison; if outputs differ only in steps after the last use of weights, it says that
+    all uses agree.
     """
     verdict, shown, how = reached.verdict, reached.shown, reached.measured
     if verdict.beyond:
@@ -125,7 +126,7 @@ def _by_how_much(reached: Reached) -> str:
 
 
 def _how_many_agree(reached: Reached) -> str:
-    """Return how many uses of weights give the same in both models, as text."""
+    """Return how many uses of weights agree (`Verdict.agreeing`), and on which inputs, as text."""
     verdict = reached.verdict
     return f"{verdict.agreeing:,} of {counted(verdict.uses, 'use')} of weights give the same on {reached.shown}"
 

@@ -72,13 +72,16 @@ def carried_along(
     entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
 ) -> dict[str, Entry]:
     """Return ENTRIES (key -> entry) in which keys that no output depends on (UNFELT) follow the rest of their block: if
-    trials found that `h.0` of the model is `h.11` of the source, a layer of `h.0` that never runs reads `h.11`, too
-    (`_with_its_block`). MAPPING is the mapping before the trials; SHAPES has key of the source -> sizes.
+    trials found that `h.0` of the model is `h.11` of the source, a layer of `h.0` that never runs reads `h.11`, too.
+    MAPPING is the mapping before the trials; SHAPES has key of the source -> sizes.
 
-    A key of UNFELT gets the expression that `_with_its_block` gives, if no key outside of UNFELT reads a tensor of it.
-    Else it keeps its own. It then gets the question TAKEN_BY_ANOTHER if a key outside of UNFELT that trials changed
-    reads a tensor of that expression (of its own one, if `_with_its_block` gives None); the question names the first
-    key that reads one. Keys of UNFELT that trials changed, without a source, or with `default` stay as they are.
+    Keys of UNFELT that trials changed, without a source, or with `default` stay as they are. For each other key of
+    UNFELT, the expression that it should have is the one that `_with_its_block` gives, or its present one, if that
+    gives None. The readers are the keys outside of UNFELT that read a tensor of the expression that it should have.
+
+    - If `_with_its_block` gives an expression, and there are no readers, the key gets that expression.
+    - Else the key keeps its present one; if trials changed one of the readers, it gets the question TAKEN_BY_ANOTHER,
+      which names the first reader.
     """
     before = {e.target: e for e in mapping.entries}
     moved = [
@@ -200,7 +203,9 @@ def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> d
 
 
 def _called_alike(entry: Entry) -> bool:
-    """Return whether the module of ENTRY has the name of a module on the path of one of its keys of the source."""
+    """Return whether the module of ENTRY has the name of a module on the path of one of its keys of the source:
+    `a.fc.weight` from `b.fc.c.weight`. False for a key that is in no module.
+    """
     own = module_of(entry).rpartition(".")[2]
     return bool(own) and any(own in key.split(".")[:-1] for key in entry.sources)
 
@@ -209,9 +214,13 @@ def refuted(entries: dict[str, Entry], seen: Flow, expected: Flow, trial: Trial)
     """Return ENTRIES (key -> entry) without the sources of guessed matrices that the proof shows to be new layers. SEEN
     is the flow of the model, EXPECTED that of the source's code.
 
-    A guessed weight of a linear layer or convolution is taken back if the bias of this layer has no source, each use
-    before the layer gives what uses in EXPECTED give or leads to a use that does, and with zeros as the bias no use of
-    the layer gives what uses in EXPECTED give.
+    A guessed weight of a linear layer or convolution is taken back if all of these are true:
+
+    - the bias of this layer has no source, and no steps are between the layer and the uses before it
+      (`_zeros_for_bias`);
+    - each use before the layer gives what uses in EXPECTED give, or leads to a use that does;
+    - with zeros as the bias, no such use of the layer gives what uses in EXPECTED give.
+
     Its entry then has no expression and no evidence, and GIVES_SOMETHING_ELSE as its only question.
 
     The model of TRIAL is run once with zeros for these biases, and keeps them. ENTRIES are returned as they are if no

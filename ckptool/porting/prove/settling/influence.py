@@ -22,13 +22,14 @@ _SEED = 20
 
 
 def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Return the keys with a source that the compared outputs do not depend on, in the order of ENTRIES: the forward
-    pass never uses them, no equal output is made with them, or their influence is too small to measure
-    (`_without_slope`). If no output is equal, all outputs count.
+    """Return the keys with a source that the compared outputs do not depend on, in the order of ENTRIES. SEEN is the
+    flow of the model, EXPECTED that of the source's code. A key is returned for one of these reasons:
 
-    SEEN is the flow of the model, EXPECTED that of the source's code. A key is not returned if a use of it gives what
-    uses in EXPECTED give, and not all zero; except for a key without influence that has a use together with keys that
-    have influence, such as the bias of the keys in attention.
+    - no use of it leads to an output that is equal to one of EXPECTED (if no output is equal: no use reads it);
+    - its influence on the equal outputs (on all outputs, if none is equal) is too small to measure (`_without_slope`).
+
+    But a key is not returned if a use of it gives what uses in EXPECTED give, and not all zero. The exception is a key
+    without influence that has a use together with keys that have influence, such as the bias of the keys in attention.
     """
     _, _, same = compared_outputs(expected.outputs, seen.outputs)
     reached = seen.reaching(i for j in same for i in seen.behind[j]) if same else range(len(seen.uses))
@@ -55,8 +56,10 @@ def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
 
 def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
     """Return the keys of the parameters that hardly change the outputs with the indices WHICH (all outputs if None), by
-    their gradients: both the largest gradient and the sum of gradients times values (all magnitudes) are at most 1e-4
-    of the median of all parameters. Empty if the gradients are not known (see `_slopes`).
+    their gradients. For each floating point parameter, two numbers count: its largest gradient, and the sum of its
+    gradients times its values (all magnitudes). The parameter is returned if each is at most 1e-4 of the median of that
+    number over all parameters. A parameter with several keys is returned by its first. Empty if the gradients are not
+    known (see `_slopes`).
     """
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
@@ -170,9 +173,9 @@ _WEAK = 1e-4
 
 def nearly_equal(trial: Trial, entries: MappingOf[str, Entry], unfelt: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of keys of equal sizes, each in alphabetical order, whose weights, as TRIAL has loaded them, differ,
-    but by at most 1e-3 of the largest: outputs may be equal up to rounding if the two are exchanged. Of weights of one
-    size, only those with neighbouring means are compared. Keys in UNFELT, without a source, of one element or of whole
-    numbers are left out.
+    but by at most 1e-3 of the largest: outputs may be equal up to rounding if the two are exchanged. Weights that are
+    exactly equal are no such pair. Of weights of one size, only those with neighbouring means are compared. Keys in
+    UNFELT, without a source, of one element or of whole numbers are left out.
     """
     groups: dict[Shape, list[tuple[float, str]]] = {}
     for key, tensor in trial.state.items():

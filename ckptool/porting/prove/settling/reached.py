@@ -87,7 +87,9 @@ class Reached:
 
     @property
     def has_open(self) -> bool:
-        """Return whether a use of weights in the model reads a key without a source."""
+        """Return whether a use of weights in the model reads a key without a source that is not to keep the model's own
+        value.
+        """
         return any(behind_new_keys(self.seen, self.entries))
 
     def judge_again(self) -> None:
@@ -95,8 +97,8 @@ class Reached:
         self.verdict = judge(self.codes.expected, self.seen, self.entries)
 
     def sharp(self, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True) -> Sharp | None:
-        """Return the comparison of both models in float64, where SEEN is the flow of the model with ENTRIES (see
-        `causes.sharp`).
+        """Return the comparison of both models in float64, where SEEN is the flow of the model with ENTRIES; None if
+        one of the models cannot be run in float64 (see `causes.sharp`).
         """
         return sharp(self.codes, self.trial, entries, seen, all_outputs=all_outputs)
 
@@ -106,8 +108,8 @@ class Reached:
         self.changed |= dict.fromkeys(found[3])
 
     def holds_on_others(self) -> bool:
-        """Return whether the models agree on all further inputs, `others`, with the entries as they are now. The first
-        inputs on which they do not are noted in `Trial.unlike`.
+        """Return whether the models agree on all further inputs, `others`, with the entries as they are now (`holds`).
+        The first inputs on which they do not are noted in `Trial.unlike`; None is noted if they agree on all.
         """
         self.trial.progress.say("comparing outputs on other inputs")
         unlike = (inputs for flow, inputs in self.others if not self.holds(self.entries, self.verdict, flow, inputs))

@@ -62,7 +62,6 @@ def _try_changes(reached: Reached) -> None:
 
 
 def _state(reached: Reached) -> tuple[dict[str, Entry], Flow, Verdict]:
-    """Return what a `search` begins with: the entries, the flow of the model with them, the verdict on that flow."""
     return reached.entries, reached.seen, reached.verdict
 
 
