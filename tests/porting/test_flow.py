@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ckptool.porting import expression as ex
-from ckptool.porting.prove.fingerprints import Known, fingerprints, pairing
+from ckptool.porting.prove.fingerprints import APART, NOISE, Known, fingerprints, pairing
 from ckptool.porting.prove.recorder import follow
 from ckptool.porting.prove.source_code import OwnCode
 from ckptool.torch_bridge import from_torch, to_torch
@@ -201,6 +201,21 @@ def test_channels_are_found_in_any_order(order: list[int], dim: int, seed: int) 
     assert pairing(wanted, have) == order
     assert Known([have]).holds(wanted)
     assert not Known([have]).holds(fingerprints(moved + 0.5, dim))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 8), st.sampled_from([0.0, 1e-4, 1e-2]), st.integers(0, 1 << 30))
+def test_a_channel_is_found_exactly_if_one_of_the_set_is_near(many: int, few: int, noise: float, seed: int) -> None:
+    """Also among many of nearly the same maximum."""
+    drawn = torch.Generator().manual_seed(seed)
+    have = fingerprints(
+        torch.randint(1, 3, (many, 5), generator=drawn) + torch.rand(many, 1, generator=drawn) * 0.01, 0
+    )
+    wanted = have[torch.randint(many, (few,), generator=drawn)]
+    wanted = wanted + torch.randn(few, 6, generator=drawn, dtype=wanted.dtype) * noise
+    near = APART * wanted[:, :1] + NOISE * wanted[:, 0].max() + 1e-12
+    each = [bool(((have - row).abs() <= allowed).all(1).any()) for row, allowed in zip(wanted, near, strict=True)]
+    assert Known([have]).holds(wanted) == all(each)
 
 
 def test_channels_that_look_alike_stay_beside_their_neighbours() -> None:
