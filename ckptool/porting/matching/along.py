@@ -23,9 +23,9 @@ def along_branches(cells: Cells) -> dict[int, Hashable]:
     branch: the forward pass shows the branch of the target, a word in its name that of the source (`_found`). {} if
     there are none.
 
-    Only open cells with equally many units of both sides, at most 8 of each, are looked at, and only certain pairs in
-    the same blocks as their targets show branches. All units of a cell get a label if each target has a source of its
-    own; else none of them does.
+    Only open cells with equally many units of both sides, at most 8 of each, are looked at. Only certain pairs show
+    branches, and only those whose target is in the block of one of the cell's targets. All units of a cell get a label
+    if `_found` has a source of its own for each target; else none of them does.
     """
     certain = by_block(cells.certain())
     labels: dict[int, Hashable] = {}

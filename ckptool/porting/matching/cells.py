@@ -56,7 +56,10 @@ class Cells:
         self._settle(groups)
 
     def groups(self) -> dict[int, _Cell]:
-        """Return number of a cell -> its units, (targets, sources); the cells are in the order of their first units."""
+        """Return number of a cell -> its units, (targets, sources), for all cells, also those of one side only. Cells
+        with targets come first, in the order of their first targets; then come the others, in that of their first
+        sources.
+        """
         return {cell: self._held[cell] for cell in self._in_order(self._held)}
 
     def open(self) -> list[_Cell]:
@@ -81,10 +84,15 @@ class Cells:
         return self._pairs
 
     def certain(self) -> list[Pair]:
-        """Return the decided pairs without a doubt, in the order of `targets`."""
+        """Return the decided pairs whose target has no open question, in the order of `targets`. A question that only
+        the source has does not count.
+        """
         return [(t, s) for t, s in self.pairs() if not t.doubts]
 
     def _in_order(self, cells: Iterable[int]) -> list[int]:
+        """Return CELLS, numbers of cells, in the order of their first targets, then those without targets in the order
+        of their first sources.
+        """
         return sorted(cells, key=lambda cell: self._place[id((self._held[cell][0] or self._held[cell][1])[0])])
 
     def split(
@@ -103,7 +111,7 @@ class Cells:
 
         Args:
             evidence: what the label comes from; units that leave add it to their `evidence`. Targets that leave also
-                note in `told` what was excluded.
+                note in `told` how many sources were possible before and after, and up to three that were excluded.
             labels: `id` of a unit -> its label, or a function that returns the label of a unit, given the unit and
                 whether it is of the target. Units without one (None) stay, except with mode "all".
             mode: when a cell is split. "some": always. "all": if both sides have every label (also None) equally often.
@@ -133,8 +141,8 @@ class Cells:
     def pair_off(self, evidence: Evidence, pairs: Iterable[Pair], doubt_of: DoubtOf) -> list[Pair]:
         """Move each of PAIRS to a new cell of its own. The two units (target, source) of a pair are in one open cell;
         different pairs may be in different cells. Both units add EVIDENCE to their `evidence`; the target also notes in
-        `told` what was excluded. DOUBT_OF(target, source, targets of the cell, sources of the cell) returns the
-        question about a pair, which all units of its cell get (`_ask`), or None.
+        `told` what was excluded (see `split`). DOUBT_OF(target, source, targets of the cell, sources of the cell)
+        returns the question about a pair, which all units of its cell get (`_ask`), or None.
 
         Returns:
             The pairs that are decided now: PAIRS, and each target and source that are left alone in their cell.
@@ -188,8 +196,8 @@ class Cells:
 
     def join(self, target: Unit, source: Unit) -> None:
         """Make a decided pair of TARGET and SOURCE, units of unequal shapes and so of two cells: both move to a new
-        cell of their own. They note no evidence. The other units stay in the two old cells, where two that are left
-        alone become a pair.
+        cell of their own. They note no evidence, and no unit gets a question. The other units stay in the two old
+        cells; if just one unit of each side is left in one of these, the two become a pair.
         """
         moved: dict[int, _Cell] = {}
         self._count += 1

@@ -67,7 +67,8 @@ class Classes:
         pairs are left out.
 
         A pair counts if all its evidence is NAME, WORDS, TENSORS, SCOPE or CLASS, or if it has none (its shape made
-        it). If only order paired a scope around the target, modules outside of that scope do not count for this pair.
+        it). If only order paired a scope around the target, modules outside of the innermost such scope do not count
+        for this pair.
         """
         relations: dict[tuple[int, int], Relation[Path]] = defaultdict(Relation)
         for t, s in self._cells.certain():

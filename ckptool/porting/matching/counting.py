@@ -15,9 +15,9 @@ from itertools import combinations, pairwise
 from .series import NUMBER, series_of
 from .units import Unit
 
-#: The number of something in a list; where lists stand in lists, all numbers around it.
+#: The number of a member in a list; for lists in lists, all numbers in its path.
 Number = int | tuple[int, ...]
-#: What both sides number it.
+#: A member of a list: (its number in the target, its number in the source).
 Member = tuple[Number, Number]
 
 #: What stands before a number in a path: `blocks` of `blocks.3.norm1` and `level` of `level3.norm1`.
@@ -33,6 +33,9 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
     """Return 1 if the numbers of all COUPLES are in one order on both sides, -1 if those of all are in opposite orders;
     else 0. A couple is two members, each (number in the target's list, number in the source's list); those with equal
     numbers in the target's list do not count. 0 if no couple counts.
+
+    Two members with equal numbers in the source's list, but not in the target's, count as in opposite orders if the
+    member with the smaller number in the target's list comes first in the couple, else as in one order.
     """
     up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
@@ -73,7 +76,8 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
 
 def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], int]:
     """Return (list of the target, list of the source) -> 1 if both sides count the members from the same end, -1 if
-    from opposite ends, as PAIRS (target, source) show. Lists of which they do not show it are left out.
+    from opposite ends, as PAIRS (target, source) show. Each list around a target (`rows`) is compared with each list
+    around its source. Couples of lists of which PAIRS do not show it are left out.
 
     Couples of members with different contents (colours of their targets) show it, if all agree (`direction`). If there
     are none, or they contradict each other, all couples of members show it, if they agree and other lists of the same

@@ -65,7 +65,8 @@ class Evidence:
     @property
     def supports(self) -> bool:
         """Return whether this evidence alone is enough for a pair: equal or similar names, other blocks, a name after a
-        companion or along a branch, the neighbours on both sides, or a place directly behind a pair (`_STRONG`).
+        companion or along a branch, the neighbours on both sides (BETWEEN), or the next place in a row (FOLLOWS). One
+        neighbour alone (AFTER, BEFORE) is not enough.
         """
         return self.kind in _STRONG
 

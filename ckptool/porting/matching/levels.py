@@ -143,9 +143,10 @@ class Levels:
         return found
 
     def runs_back(self, series: Series) -> bool:
-        """Return whether the model runs the list SERIES from its highest number to its lowest: each member takes the
-        output of the member with the next higher number, directly or through other layers, and does not give it its
-        own. False if the list does not have 2 to 12 members, or if the forward pass is not known.
+        """Return whether the model runs the list SERIES (a series, or its beginning before the number) from its highest
+        number to its lowest: each member takes the output of the member with the next higher number, directly or
+        through other layers, and does not give it its own. False if the list does not have 2 to 12 members, or if the
+        forward pass is not known.
         """
         members = self._lists[True].get(series.partition("{}")[0], {})
         run = [members[number] for number in sorted(members, reverse=True)]

@@ -91,6 +91,9 @@ class Matching:
 class Matcher:
     """Matches two sides in their common form.
 
+    At first, the order of execution and the colours of some units are changed, so that they can be compared with those
+    of the other side (`in_channel_order`, `_as_plain`, `_by_exact_sizes`).
+
     Some units are left out from the start: buffers of the target that code computes (`_constants`), and its repeated
     blocks of which the source has only the first (`later_blocks`); of the source, running averages
     (`_without_averages`), and what code computes if the target has no unit of that colour. If the source's keys were
@@ -386,8 +389,9 @@ class Matcher:
 
         - T and S are in two modules that match as a whole (`Scopes.same`).
         - Another decided pair is in two such modules, and has the paths of T and S apart from numbers: `h.3.norm` for
-          `h.5.norm`. In addition, two decided pairs lead from the block of T to that of S, or each of these blocks has
-          a unit of just one decided pair. This is for blocks in which one side lacks a layer.
+          `h.5.norm`. In addition, the block of T and that of S belong together: two or more decided pairs, that of T
+          and S included, have their targets in the block of T and their sources in that of S; or no other decided pair
+          has a unit in either block. This is for blocks in which one side lacks a layer.
         """
         if self.scopes.same(t, s):
             return True
@@ -476,16 +480,17 @@ class Matcher:
         """Add a question to the target of each of PAIRS for each of these that speaks against it. WHOLE says whether
         each cell has equally many units of both sides, FREE_SOURCES are units of the source without a partner.
 
-        - Only one name says which part of an attention it is (`_parts_without_names`).
-        - The two names have words that exclude each other (`_excluding_words`).
-        - The names differ where nearly all other names are equal (`_strangers_among_namesakes`). With WHOLE and a
-          source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both sides
-          (`Orders.between`) and comes before both units of a certain pair whose names do not differ so. Nor for a
+        - PARTS_UNNAMED: only one name says which part of an attention it is (`_parts_without_names`).
+        - OTHER_WORDS: the two names have words that exclude each other (`_excluding_words`).
+        - ANOTHER_NAME: the names differ where nearly all others are equal (`_strangers_among_namesakes`). With WHOLE
+          and a source whose keys are in a meaningful order, not for a pair that is between the same neighbours on both
+          sides (`Orders.between`) and comes before both units of a certain pair whose names do not differ so. Nor for a
           source that is joined from several tensors, or that has the name of a tensor tied to the target.
-        - Only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone), unless equal
-          names made the pair. With WHOLE, only if it is the one of the source.
+        - AUXILIARY: only one of the two is an auxiliary layer by its name (`_is_beside`: used in training alone),
+          unless equal names made the pair. With WHOLE, only if it is the one of the source.
         - A pair of scopes around the two units has a question (`Scopes.doubts_of`): the target gets this question.
-        - The source of the pair is in a part whose names the model does not keep (`_renamed_parts`).
+        - RENAMED_PART: the source is in a part whose names the model does not keep, while it keeps those of another
+          part (`_renamed_parts`).
         """
         self._parts_without_names(pairs)
         for part, kept in _renamed_parts(pairs, free_sources).items():
@@ -514,8 +519,9 @@ class Matcher:
     def _doubt_behind_new(self, pairs: list[Pair], open_targets: Sequence[Unit]) -> None:
         """Add the question BEHIND_NEW to the target T of each of PAIRS that may be a new head behind new layers: T and
         one of OPEN_TARGETS, N, are matrices, N flows into T, and all targets of PAIRS that flow into T, one or more,
-        flow into N; T flows into no target of PAIRS; and T and its source have unequal last names, and no evidence that
-        is a name. Only if the forward pass of the model is known.
+        flow into N; T flows into no target of PAIRS; T and its source have unequal last names, and equal names
+        (`Kind.NAME`) did not make the pair. The question names the first such N. Only if the forward pass of the model
+        is known.
         """
         if not self.sequences.traced:
             return
@@ -678,9 +684,9 @@ class Matcher:
 
     def _parts_without_names(self, pairs: list[Pair]) -> None:
         """Add the question PARTS_UNNAMED to the target of each of PAIRS in which only one side says which part of an
-        attention it is: its name means "q", "k" or "v", it is cut from a key that also gives units with another label
-        (a fused projection), and the name of the other side has no label in the group "attention". Pairs that equal
-        names made get no question.
+        attention it is: its name means "q", "k" or "v", it is cut from a key that also gives paired units with another
+        label or none (a fused projection), and the name of the other side has no label in the group "attention". Pairs
+        that equal names made get no question.
         """
         group = table().group("attention")
         for side in (0, 1):
@@ -696,8 +702,8 @@ class Matcher:
 
 
 def _ends_alike(key: str, other: str) -> bool:
-    """Return whether KEY and OTHER are equal, but for a prefix of one of them: `model.encoder.embed.weight` and
-    `encoder.embed.weight`.
+    """Return whether KEY and OTHER are equal, as they are or but for a prefix of one of them:
+    `model.encoder.embed.weight` and `encoder.embed.weight`. A shorter key without a dot (`weight`) has to be equal.
     """
     short, long = sorted((key, other), key=len)
     return long == short or (long.endswith("." + short) and "." in short)
@@ -726,7 +732,6 @@ def _gives_others(t: Unit, s: Unit) -> bool:
 
 
 def _ids(pairs: Iterable[Pair]) -> set[tuple[int, int]]:
-    """Return the `id` of both units of each of PAIRS."""
     return {(id(t), id(s)) for t, s in pairs}
 
 
@@ -769,11 +774,12 @@ def _of_no_head(unit: Unit) -> set[str]:
 def _renamed_parts(pairs: Sequence[Pair], free_sources: Sequence[Unit]) -> dict[Path, Path]:
     """Return part of the source -> other part, for each part that may be another network in the model than in the
     source: the source has a layer of the same path in both parts (`text.layers.0.norm1`, `vision.layers.0.norm1`), and
-    the target that it has in PAIRS has another last name for the first part. All targets of the other part have the
-    whole paths of their sources at the end of their own, four or more, and no target of the first part has. One of
-    FREE_SOURCES, units of the source without a partner, is in the first part: what fits as a whole is no accident.
+    the layer in the first part is paired with a target of another last name. The other part has four or more pairs, all
+    targets of which have the paths of their sources, from the name of the part on, at the end of their own
+    (`vision.layers.0.norm1`); no target of the first part has. One of FREE_SOURCES, units of the source without a
+    partner, is in the first part: what fits as a whole is no accident. If several other parts fit, the last one counts.
 
-    Parts are the modules below the common beginning of all paths of the source.
+    Parts are the modules directly below the common beginning of the paths of all sources in PAIRS.
     """
     start = common_start([s.path for _, s in pairs])
     parts: dict[Path, dict[Path, Unit]] = defaultdict(dict)
@@ -825,7 +831,6 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _without(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
-    """Return UNITS without those that are in OTHERS."""
     left_out = set(map(id, others))
     return [unit for unit in units if id(unit) not in left_out]
 
@@ -863,8 +868,8 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
     """Return SOURCES without running averages (EMA). A unit is left out if its name marks it as an average
     (`is_average`), the module around it directly holds a unit with a tensor of the same stored sizes that is no average
-    (the original, of which the common form may be transposed), and SOURCES have more units of the colour of the
-    original than TARGETS, averages of such originals included.
+    (the original, of which the common form may be transposed; if there are several, all have one colour), and SOURCES
+    have more units of the colour of the original than TARGETS, averages of such originals included.
     """
     originals: dict[tuple[Path, Shape], set[tuple[Shape, str]]] = defaultdict(set)
     for u in sources:

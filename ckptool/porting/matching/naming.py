@@ -117,12 +117,16 @@ class Naming:
         return self._by_groups(hard=True)
 
     def by_soft_words(self) -> bool:
-        """Split cells by labels that do not exclude one another, if the split is fair (see `cells.fair`). Return
-        whether any cell was split.
+        """Split cells by labels that do not exclude one another ("norm"), if the split is fair (see `cells.fair`).
+        Units with a label that both sides of their cell have equally often leave it. Return whether any cell was split.
         """
         return self._by_groups(hard=False)
 
     def _by_groups(self, *, hard: bool) -> bool:
+        """Split cells by the labels of `_said` in each group of words that is HARD (or not, with HARD false), one group
+        after the other. A cell is always split if HARD is true, else only if that is fair (see `cells.fair`). Return
+        whether any cell was split.
+        """
         changed = False
         for group in table().groups:
             if group.hard is hard:
@@ -181,7 +185,8 @@ class Naming:
         If that splits nothing, the rules of other series in the same two modules count (`Ways.beside`), for cells with
         equally many units of both sides that are one series on each side. Such a rule has to take the numbers of the
         targets to just those of the sources, and all rules that do so have to make the same pairs. Only the first cell
-        that they split is split. Levels do not number a list that takes them in the opposite order (`Levels.against`).
+        that they split is split. A cell whose list the forward pass shows to be numbered otherwise (`Levels.against` is
+        not 0) is left as it is.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
@@ -217,7 +222,7 @@ class Naming:
     def by_branches(self) -> bool:
         """Split cells by the names of layers along a branch: certain pairs of layers that take the output of a
         look-alike, or give its input (`along_branches`). Return whether any cell was split. All units of a split cell
-        get the question NAMED_ALONG, unless the forward pass of the source's code is known.
+        get the question NAMED_ALONG, unless the forward pass of the source's code uses one of the sources with a label.
         """
         labels = along_branches(self.cells)
         known = any(id(unit) in labels and unit.flow is not None for unit in self.cells.sources)
@@ -307,9 +312,10 @@ class Naming:
         return changed
 
     def by_initials(self) -> bool:
-        """Split each cell of two to eight units of each side whose names one side abbreviates to a letter: the words
-        that tell the units of one side apart (`_telling_words`) are single letters, and are the first letters of those
-        of the other side: `r_w_bias`, `r_r_bias` and `word_bias`, `rel_bias`. Return whether any cell was split.
+        """Split each cell of two to eight units of each side, equally many, whose last names one side abbreviates to a
+        letter: the words that tell the last names of one side apart (`_telling_words`) are single letters, and are the
+        first letters of the words that tell those of the other side apart, which are not all single letters:
+        `r_w_bias`, `r_r_bias` and `word_bias`, `rel_bias`. Return whether any cell was split.
         """
         changed = False
         for targets, sources in self.cells.open():

@@ -91,9 +91,10 @@ class Orders:
         equally many numbers, or all have the same; or the sides do not have equally many units of a rank). Its result
         as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
 
-        But if TARGETS are in several outermost lists, and SOURCES of one series with one number each, whose order in
-        the file means nothing or is that of the numbers, the numbers of the lists say nothing of each other, and the
-        source counts through all layers: then TARGETS are ranked by use (`_counted_in_use`).
+        But if the forward pass is known, TARGETS are in several outermost lists, and SOURCES of one series with one
+        number each, whose order in the file means nothing or is that of the numbers, then the result is that of
+        `_counted_in_use` alone, which ranks TARGETS by use: the numbers of several lists say nothing of each other, and
+        the source counts through all layers.
 
         Else decided pairs of the two series show whether the sources are ranked from the highest number down
         (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
@@ -122,8 +123,9 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return (numbers of the target, numbers of the source) for each decided pair whose paths, without their
-        numbers, are those of TARGET and SOURCE.
+        """Return (numbers of the target, numbers of the source) for each decided pair, of any shape, whose paths
+        without digits and words such as "first" (`series`) are those of TARGET and SOURCE: `h.3.fc` counts for
+        `h.5.fc1`.
         """
         both = series(target), series(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
@@ -294,8 +296,8 @@ class Orders:
         """Return the question about PAIRS, which the order NAME makes of TARGETS and SOURCES; None if there is none.
         LOOSE are those of PAIRS that nothing corroborates. The first of these that fits:
 
-        - If NAME agrees on both sides to less than 60 percent (`Sequences.credit_of`): the question of `_against` about
-          the first pair, if it has one.
+        - If NAME agrees on both sides to less than 60 percent (`Sequences.credit_of`), and nothing corroborates the
+          first of PAIRS: the question of `_against` about this pair, if it has one.
         - ORDERS_DIFFER_ELSEWHERE if LOOSE has two or more pairs, and certain pairs nearby keep NAME to less than 75
           percent (`_agreement`).
         """
@@ -318,11 +320,13 @@ class Orders:
         """Make a pair of a target T and a source S of one cell that have the same place in an order: T is directly
         behind the target of a decided pair, which may be a guess, and S directly behind the source of that pair, in the
         same module; or T and S are both the first (`_next_source`). The orders of `Sequences.all` are tried one after
-        the other, each from its beginning. Each call makes at most one pair. Return whether it made one. The pair is a
-        question if `_doubt_of_next` has one.
+        the other, each from its beginning. Each call makes at most one pair (and a second one, if one unit of each side
+        is left in the cell). Return whether it made one. All units of the cell get the question of `_doubt_of_next`, if
+        it has one.
 
-        If T is the first in a cell of at most eight units, and another source of the cell has the most similar name
-        (`_most_similar`), T gets that source, with the question SEVERAL_FIT.
+        If T is the first of the order, its cell has at most eight units of both sides together, and another source of
+        the cell has the most similar name (`_most_similar`), T gets that source instead, always with the question
+        SEVERAL_FIT.
         """
         for name, targets, sources in self.sequences.all():
             before_t, _ = self.sequences.neighbours(targets)
@@ -423,14 +427,15 @@ class Orders:
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether, in the order in which the two sides are TARGETS and SOURCES, the units directly before T and
-        S match, and the units directly after T and S match. Two units match if they are a decided pair, or if each is
-        paired with a unit in the other's block and T and S are not in these blocks; two ends of the order match, too.
-        False if the order lacks T or S.
+        S match, and the units directly after T and S match. Two units match if they are a decided pair; or if they are
+        in different cells, each is paired with a unit in the other's block, and T and S are not in these blocks. Two
+        ends of the order match, too. False if the order lacks T or S.
         """
         before_t, after_t = self.sequences.neighbours(targets)
         before_s, after_s = self.sequences.neighbours(sources)
 
         def same(a: object, b: object) -> bool:
+            """Return whether A and B, two neighbours ("edge" at an end, None if there is none), match."""
             if not isinstance(a, Unit) or not isinstance(b, Unit):
                 return a == b == "edge"
             if a.cell == b.cell:

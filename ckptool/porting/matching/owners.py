@@ -139,5 +139,6 @@ _BEFORE = frozenset({"pre", "before", "input"})
 
 
 def _norms() -> frozenset[str]:
+    """Return the words for norms: all words of the phrases with the label "norm" in `words.yaml`, and "layer"."""
     phrases = table().group("purpose").phrases
     return frozenset({"layer", *(word for phrase, said in phrases.items() if said == "norm" for word in phrase)})

@@ -131,12 +131,12 @@ class Scopes:
         - No scope of a side: nothing is done. One of each side: they are paired, unless pairs of modules around them
           exclude it (`_is_outside`).
         - Several: nothing is done if one side has a list of modules with parts (`steps.0.scale`), and the other a list
-          for each part (`scale.0`, `_crosswise`). Else the first function of `_labels` that divides them does so. It
-          divides them if its values differ, and at least one value other than None is there on both sides equally
-          often. If the sides have equally many scopes, each value that is not there equally often, except None, also
-          has to be on one side only, the same side for all such values (`fair`). Scopes with a value that is there
-          equally often are then paired with each other in this same way; if the sides have equally many scopes, so are
-          all scopes that are left, together.
+          for each part (`scale.0`, `_crosswise`). Else the first function of `_labels` that divides them does so, and
+          no later one is tried. It divides them if its values differ, and at least one value other than None is there
+          on both sides equally often. If the sides have equally many scopes, each value that is not there equally
+          often, except None, also has to be on one side only, the same side for all such values (`fair`). Scopes with a
+          value that is there equally often are then paired with each other in this same way; if the sides have equally
+          many scopes, so are all scopes that are left, together.
         - No function divides them: if there are equally many, they are paired by their words (`_join_by_words`), or
           else, with IN_ORDER, by their order (`_pair_in_order`). If there are not, they stay without a partner.
         """
@@ -337,8 +337,9 @@ class Scopes:
         PARTS_IN_ANOTHER_ORDER if another vote makes other pairs; PARTS_BY_REGISTRATION if the order of registration is
         the only vote, there are no number ranks, and the forward pass is not known. None if neither is so.
 
-        None, too, if there are three votes and one of the other two makes the same pairs, if the paths of both sides
-        have the same numbers, or if names speak for all pairs, or for all but one (`_names_speak_for`).
+        None, too, if there are three votes and one of the other two makes the same pairs, if `number_ranks` has ranks
+        and the paths of both sides have the same numbers, or if names speak for all pairs, or for all but one
+        (`_names_speak_for`).
         """
         chosen, numbered = votes[0][1], number_ranks(targets, sources)
         against = [name for name, vote in votes if vote != chosen]

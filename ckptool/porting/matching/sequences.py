@@ -8,7 +8,7 @@ from itertools import pairwise
 from .cells import Cells
 from .units import Unit
 
-#: Every unit with what stands directly before, and after it: a unit, or "edge".
+#: (`id` of a unit -> the unit directly before it, `id` of a unit -> the unit directly after it); "edge" at an end.
 Around = tuple[dict[int, Unit | str], dict[int, Unit | str]]
 Sequence = tuple[str, list[Unit], list[Unit]]
 
@@ -51,11 +51,11 @@ class Sequences:
         """Return the orders for `all`, each as (name, units of the target, units of the source), both in this order:
 
         - "execution order of both", if both sides were traced (orders of execution lack units without a known place);
-        - if the order of the source's keys is meaningful: "registration order", and "execution order" if the target was
-          traced, both with the source in the order of registration.
+        - if the order of the source's keys is meaningful: "execution order" if the target was traced, and "registration
+          order", both with the source in the order of registration.
 
         [] if none of these is there. The order in which neighbours of both sides have equal colours most often is first
-        (`_credit`).
+        (`_credit`); of several with an equal share, the first in this list.
         """
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
@@ -86,4 +86,5 @@ class Sequences:
 
 
 def _in_use(units: list[Unit]) -> list[Unit]:
+    """Return those of UNITS whose place in the order of execution is known, in this order."""
     return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)

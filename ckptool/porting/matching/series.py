@@ -150,8 +150,8 @@ def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | N
 
 
 def parent(series: Series) -> str:
-    """Return the path of the module around SERIES: `blocks` for `blocks.norm{}`, and also for `blocks.list.{}`; "" for
-    the outermost module.
+    """Return the path of the module around the list of SERIES: `blocks` for `blocks.norm{}`, and also for
+    `blocks.list.{}.a`; "" for `blocks.{}.norm1`, whose list is in the outermost module.
     """
     components = series.split(".")
     place = next(i for i, component in enumerate(components) if "{}" in component)

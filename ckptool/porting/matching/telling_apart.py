@@ -18,9 +18,9 @@ from .units import SOME, Unit, hard_conflict, of_one_name, related, similarity
 if TYPE_CHECKING:
     from .match import Matcher
 
-#: Splits cells by what it knows. Whether it split any.
+#: Splits cells of a matcher, and returns whether it split any.
 Split = Callable[["Matcher"], bool]
-#: Whether it supports a pair (target, source): yes, no, or it says nothing.
+#: Returns whether a decided pair (target, source) is supported: True, False, or None if this rule does not tell.
 Support = Callable[["Matcher", Unit, Unit], bool | None]
 
 TELLING: tuple[Rule[Split], ...] = in_order(

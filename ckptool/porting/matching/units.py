@@ -40,7 +40,8 @@ class Unit:
             there. Units with different places are not exchanged.
         backwards: the lists around it that the other side counts from the other end.
         told: which rules told it from which look-alikes, for `--explain`.
-        support: the name of the rule that supports or refuses its pair, if only its shape made the pair; else "".
+        support: for a target, the name of the rule that supports its pair, if the file does not cover the model and a
+            rule of `SUPPORT` was asked about the pair; "" if none supports it, or none was asked.
     """
 
     path: tuple[str, ...]
@@ -117,7 +118,7 @@ class Unit:
 
 #: The names of a module and of the modules around it, from the outermost.
 Path = tuple[str, ...]
-#: A unit of the target and the one of the source that it is.
+#: A unit of the target, and its partner in the source.
 Pair = tuple[Unit, Unit]
 
 
@@ -223,13 +224,14 @@ def template(path: Sequence[str]) -> Path:
 
 def series(unit: Unit) -> Path:
     """Return the path of UNIT without the digits in it and without words such as "first" and "second"; it is equal for
-    the members of a list.
+    the members of a list: ("h", "", "fc") for `h.3.fc` and for `h.3.fc1`, ("conv_",) for `conv_first`.
     """
     return _without_numbers(unit.path)
 
 
 @cache
 def _without_numbers(path: Path) -> Path:
+    """Return PATH without digits and without words such as "first", unless these are a part of another word."""
     counts = "|".join(table().ordinals)
     return tuple(re.sub(rf"\d+|(?<![a-z])({counts})(?![a-z])", "", component) for component in path)
 

@@ -32,9 +32,10 @@ def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
 
 
 def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
-    """Yield couples of pairs with one shape and kind that could be swapped: any two, if at most 24 have it. If more
-    have it, each with the next three in the order of registration of the target, and again of the source, so that a
-    couple may come twice.
+    """Yield each two of PAIRS of one shape and kind (`Unit.colour` of the targets), if at most 24 pairs are of it. If
+    more are of it, yield each pair with the next three in the order of registration of the targets, and again in that
+    of the sources, so that two pairs may come twice. Nothing else is looked at: names or contents may exclude the swap
+    of the two.
     """
     for group in by_look(pairs).values():
         if len(group) <= _ALL_WITH_ALL:
@@ -74,9 +75,10 @@ def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
     `x.net.encoder.a`, and `x.decoder` comes from `x.net.decoder`. Equal names of T and S do not exclude it, since code
     may have given the name to another part.
 
-    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it. The names of T and S2
-    have to have a longer end in common than those of T2 and S2, and none longer than those of T and S. Of each shape
-    and kind, the first 64 pairs are compared.
+    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it; modules whose names are
+    numbers do not count. The paths of T and S2 have to have an end of two or more components in common, the first of
+    them no number (`encoder.a`). It has to be longer than that of T2 and S2, and not longer than that of T and S. Of
+    each shape and kind, the first 64 pairs are compared.
     """
     beside: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for pair in pairs:

@@ -98,6 +98,7 @@ def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: 
 
 
 def _telling(one: Pair, other: Pair) -> bool:
+    """Return whether ONE and OTHER are no look-alikes, or are numbered in one order on both sides (`by_numbers`)."""
     return one[0].colour != other[0].colour or by_numbers(one, other) > 0
 
 

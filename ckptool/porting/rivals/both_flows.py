@@ -29,9 +29,9 @@ _BETWEEN = "the source's code runs it between the same layers"
 def settle_by_flow(matching: Matching) -> None:
     """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
     have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
-    help to settle others, until no more are; and of a block with such a pair, the question from which end blocks are
-    counted is answered for all pairs with the block of its source. Then also confirm pairs that only their shape made
-    (`_confirm_in_the_middle`).
+    help to settle others, until no more are. If a pair is settled so, the question from which end blocks are counted
+    (topic COUNT) is answered for all pairs with known places whose two units are in the two blocks of that pair. Then
+    also confirm pairs that only their shape made (`_confirm_in_the_middle`).
 
     Two kinds of pairs are left as they are: those with a unit whose place in its graph is not known; and those of a
     shape and kind of which some unit without a partner, on either side, has a known place. Nothing is done if the
@@ -62,7 +62,8 @@ def settle_by_flow(matching: Matching) -> None:
 def _confirm_in_the_middle(placed: Sequence[Pair], sides: Sequence[_Graph], looked_at: Container[int]) -> None:
     """Answer the question whether a target and its source, which only their shape made a pair, are one layer
     (ONLY_ITS_SHAPE): for each target in LOOKED_AT (a set of `id`) that in both graphs is directly behind the same pairs
-    and directly before the same pairs, if none of these has an open question. PLACED has the pairs, SIDES the graphs.
+    and directly before the same pairs, at least one each, if none of these has an open question. PLACED has the pairs,
+    SIDES the graphs.
 
     A layer at the end is not confirmed: a new head comes behind the same layers as the one that it replaces.
     """

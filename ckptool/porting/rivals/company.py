@@ -17,7 +17,7 @@ from ..matching.units import Pair, Path, Unit, block_of, nearness, parts_around
 from ..words import alike, consonants, numbers, shared, telling_words
 from .names import list_places
 
-#: So many pairs around a target are asked where its source should stand.
+#: So many certain pairs around a target are looked at.
 ANCHORS = 12
 
 
@@ -49,10 +49,11 @@ def in_company(
             may be chance. A certain pair counts twice if it is nearer to the same one by its path on both sides; or if
             it runs next to one of the two, is no parallel branch of ONE, and shares more words with the source of this
             one.
-        loose: whether no order of all layers is reliable (`Swaps.loose`). Then less counts: a common series makes a
-            vote only with a common series, and numbers make none if the two are not in equally many lists. Code may
-            number all convolutions of a block in one series, and a layer of it is not nearer to these than one with a
-            name, or in a list of its own.
+        loose: whether no order of all layers is reliable (`Swaps.loose`). Then two results have to be True: the one
+            without LOOSE, and one for which less counts. For the latter, a common series makes a vote only with a
+            common series, and numbers make none if the two are not in equally many lists (but for batch norms). Code
+            may number all convolutions of a block in one series, and a layer of it is not nearer to these than one with
+            a name, or in a list of its own.
     """
     if loose and not in_company(one, other, anchors, least):
         return False
@@ -107,8 +108,8 @@ def _said(path: Path) -> frozenset[str]:
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
-    """Return whether the paths of ONE and OTHER have a number, and are equal apart from this number: `block.1.conv` and
-    `block.2.conv`, or twice `bn1`.
+    """Return whether the paths of ONE and OTHER are equal apart from one number, which both have: `block.1.conv` and
+    `block.2.conv`, or `block.1.bn1` and `block.1.bn2`.
     """
     return not _lines(one.path).isdisjoint(_lines(other.path))
 

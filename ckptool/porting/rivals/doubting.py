@@ -41,6 +41,7 @@ def settle(matching: Matching, swaps: Swaps) -> None:
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
     def in_better_company(one: Pair, other: Pair) -> bool:
+        """Return whether certain neighbours are for the pairs ONE and OTHER, and not for their swap."""
         around = certain.around(one, other)
         least = 1 if block_of(one[0].path) == block_of(other[0].path) else 2
         beside = in_company(one, other, around, least, loose=swaps.loose)
@@ -83,6 +84,8 @@ def spread(pairs: list[Pair]) -> None:
     of the units in the block (also in blocks within it) have an open question about whole blocks (`Question.of_parts`),
     the first of these questions, without its options, is asked of the units that have none. Units that were paired by
     equal names do not get it. PAIRS are (target, source); targets outside of all blocks are left as they are.
+
+    Blocks are taken one after the other, each before the blocks within it; what was asked in a block counts in these.
     """
     parts: dict[Path, list[Unit]] = defaultdict(list)
     for t, _ in pairs:

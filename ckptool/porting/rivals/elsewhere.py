@@ -24,8 +24,9 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
 
     Blocks are here all modules whose names have a digit. The counterparts of a block are the blocks of the source that
     hold all sources of its pairs. Blocks whose paths are equal apart from digits, with counterparts of which this is
-    true, too, are of one kind. It is shown if the certain pairs of all blocks of a kind put each path within the block
-    at one path within the counterpart, and back. The innermost counterpart of which it is shown is used.
+    true, too, are of one kind. It is shown if the certain pairs of all blocks of a kind, one or more, put each path
+    within the block at one path within the counterpart, and back. The innermost counterpart of which it is shown is
+    used.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped; the others are the certain pairs.

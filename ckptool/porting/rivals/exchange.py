@@ -25,8 +25,8 @@ def take_up(matching: Matching) -> None:
 
     Each target, in the order of execution (or of the keys, if that is not known), gets the source that fits best of
     those that are left (`_fitness`, with the twelve pairs nearest to the target), if possible one whose words do not
-    exclude it. The pair is a question with all other sources of the cell as options. The pairs of MATCHING stay in the
-    order of the target's keys.
+    exclude it. The target gets the question SEVERAL_FIT with all other sources of the cell as options (eight at most).
+    The pairs of MATCHING stay in the order of the target's keys.
     """
     left = []
     for targets, sources in matching.undecided:
@@ -56,9 +56,13 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 
 def exchange_together(swaps: Swaps) -> None:
     """Exchange the sources of several couples of look-alikes of one block at once, such as two convolutions and their
-    norms: of each couple alone, the layers beside it exclude the swap. Names have to exclude each couple as it is, and
-    everything but its swap (`by_names`, without what a rule decided for a whole module, which may rest on the other
-    couple); no pair may be in two such couples. SWAPS is updated if pairs have changed.
+    norms: of each couple alone, the layers beside it exclude the swap.
+
+    Names have to be for the swap of a couple (`by_names` is "against" for the two pairs), and to exclude all but the
+    swapped pairs (it is "sure" for these), both without what a rule decided for a whole module, which may rest on the
+    other couple. Contents must not exclude the swap (`fit_only_so`). Couples that share a pair are left out. If a block
+    has two or more such couples, all of them are exchanged, and their targets note that as their only evidence; one
+    alone stays as it is. No question is asked. SWAPS is updated if pairs have changed.
     """
     pairs = swaps.pairs
     places = {id(t): at for at, (t, _) in enumerate(pairs)}

@@ -25,8 +25,8 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True, settled: bool = True)
 
     1. strong evidence (`_decided`), such as words that exclude each other (encoder and decoder): "sure" or "against";
     2. telling words (not numbers, nor words such as "norm" or "layers") that a target and a source share and the other
-       pair lacks (`own_words`): "sure" or "against". This is passed over if the words of 3. say the opposite. If "in"
-       and "out" are the only such words, they are added to the words of 3. instead;
+       pair lacks (`own_words`): "sure" or "against". This is passed over if the labels of 3. say the opposite. If "in"
+       and "out" are the only such words, they are added to the labels of 3. instead;
     3. labels of words that do not exclude each other (`soft_words`: gate and up, first and second half), then tensors
        (`held_so`), words for numbers (`_counted_out`), initials (`_initials`): "for" or "against".
     Args:

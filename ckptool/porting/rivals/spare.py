@@ -21,11 +21,18 @@ _Names = dict[Path, Counter[Path]]
 
 
 def doubt_beside_spares(matching: Matching) -> None:
-    """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same module or in the same
-    block, or a twin of it (`_are_twins`), has no partner, and would fit as well (`_fits_as_well`). If this one is
-    called like the sources of related targets (`_called_like`), the two change places. Pairs with a doubt, equal names
-    or equal neighbours on both sides are not asked about, nor is a look-alike in a part that the model lacks
-    (`_words_of_parts_left_out`). Sources with a spare twin do not show how sources are called.
+    """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same block, or a twin of it
+    (`_are_twins`), has no partner, and would fit as well (`_fits_as_well`). All such look-alikes are options.
+
+    The first of them that is in no undecided cell, and is called like a source of the target or of related targets
+    (`_called_like`, `_related`), changes places with the source, which is an option then; SERIES is the only evidence
+    of the target afterwards. How sources are called is counted once, before the first change, and the pair of the
+    target itself counts.
+
+    Pairs with a doubt are not asked about, nor those that equal names or the neighbours on both sides made (evidence
+    NAME or BETWEEN). A look-alike does not count if it is in a part that the model lacks: its name has a word of
+    `_words_of_parts_left_out` that the name of the source lacks. Sources with a spare twin do not show how sources are
+    called.
     """
     spare: dict[object, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(1):
@@ -63,10 +70,14 @@ def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
 
 
 def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
-    """Return whether SPARE fits the target T as well as its source S: its words do not exclude T, and it alone is
-    called like the sources of equal layers in other blocks (`_called_like`); or it is in the module of S or its twin, S
-    is not called like the sources of related targets, and the name of SPARE shares as many words with T that the other
-    one lacks (`own_words`, then `soft_words`), or more.
+    """Return whether SPARE fits the target T as well as T's source S. False if the words of SPARE and T exclude each
+    other, or if SPARE and S hold different roles. Else one of these is enough:
+
+    - SPARE is called like the source of an equal layer in another block (`_called_like`), and S is not: of the sources
+      of T and of these layers, at most S itself has the name of S.
+    - SPARE is in the module of S or is its twin, and its name shares more words with T than that of S does, counting
+      only words that the other of the two lacks (`own_words`); if as many, `soft_words` has to be higher; if that is
+      equal, too, at most one source of T and of related targets (`_related`) may be called like S.
     """
     if hard_conflict(t.words, spare.words) or spare.pieces.keys() != s.pieces.keys():
         return False
@@ -104,8 +115,8 @@ def _called_like(shared: Sequence[Path], source: Unit, names: _Names, least: int
 
 
 def _names(pairs: Sequence[Pair]) -> _Names:
-    """Return how often the sources of PAIRS without a doubt have which name, without numbers, by what their targets
-    have in common (`_related`).
+    """Return what related targets have in common (`_related`) -> name of a source without numbers -> how many of PAIRS
+    have such a target and such a source. Pairs with a doubt do not count.
     """
     found: _Names = defaultdict(Counter)
     for t, s in pairs:

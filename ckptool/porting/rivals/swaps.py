@@ -23,7 +23,7 @@ _MOST = 64
 #: Why a swap is not excluded; None if names, numbers or places exclude it, False if an order alone does or if nothing
 #: tells the two apart. The source of the other pair is named by who asks.
 Said = Question[Unit] | Literal[False] | None
-#: What has one name but for its numbers.
+#: A path without digits (`series`), which is equal for the members of a list.
 _Row = tuple[str, ...]
 
 
@@ -262,9 +262,10 @@ def _listed_against_numbers(one: Unit, other: Unit) -> bool:
 
 
 def places_fall(one: Pair, other: Pair) -> bool:
-    """Return whether the targets of ONE and OTHER are in two members of one list, and their sources, of two lists in
-    one module, have numbers in the opposite order: `0.conv` from `convs1.1` and `1.dilated` from `convs2.0`. Code may
-    run the two lists together, member by member.
+    """Return whether the targets of ONE and OTHER are in two members of one list (their paths part at two numbers), the
+    sources are directly in two lists of one module, whose names are no numbers, and the numbers of the sources there
+    are in the opposite order of those of the targets: `0.conv` from `convs1.1` and `1.dilated` from `convs2.0`. False
+    if two numbers are equal. Code may run the two lists together, member by member.
     """
     (t, s), (t2, s2) = one, other
     at = common_start((t.path, t2.path))
