@@ -41,14 +41,14 @@ class Reason(Enum):
     SEVERAL_FIT = (
         Topic.ORDER,
         "{} tensors of the source fit this layer equally well, and this one was chosen by its name and its "
-        "neighbours; check which of them the source's code uses in this layer, and correct a wrong pair with --hint "
-        "OLD=NEW",
+        "neighbours; check which of them the source's code uses in this layer, and if it is another one, take it among "
+        "the alternatives below or name it with --hint OLD=NEW",
     )
     GUESSED_OF_SEVERAL = (
         Topic.SWAP,
         "{} tensors of the source fit this layer equally well, and this one was chosen because its name is the most "
-        "similar; check which of them the source's code uses in this layer, and correct a wrong pair with --hint "
-        "OLD=NEW",
+        "similar; check which of them the source's code uses in this layer, and if it is another one, take it among "
+        "the alternatives below or name it with --hint OLD=NEW",
     )
     ORDERS_DIFFER = (
         Topic.ORDER,
@@ -118,9 +118,10 @@ class Reason(Enum):
     )
     RUN_BY_ONE_CODE = (
         Topic.SWAP,
-        "of this layer and the layer that got {} of the source, each code runs only one, and the model runs the one "
-        "whose tensor the source's code does not use; check with which of these two tensors the model should "
-        "compute, and if it does not, exchange the tensors of the two layers (among the alternatives below)",
+        "the model and the source's code each run only one of two layers, this one and the one that got {} of the "
+        "source, and the layer that the model runs got the tensor that the source's code does not use; check which of "
+        "the two tensors the model needs in the layer that it runs, and if it has the wrong one, exchange the tensors "
+        "of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
         Topic.SWAP,
