@@ -120,8 +120,8 @@ class Reason(Enum):
         Topic.SWAP,
         "the model and the source's code each run only one of two layers, this one and the one that got {} of the "
         "source, and the layer that the model runs got the tensor that the source's code does not use; check which of "
-        "these two tensors the model needs in the layer that it runs, and if it has the wrong one, exchange the tensors "
-        "of the two layers (among the alternatives below)",
+        "these two tensors the model needs in the layer that it runs, and if it has the wrong one, exchange the "
+        "tensors of the two layers (among the alternatives below)",
     )
     ORDER_FOR_SWAP = (
         Topic.SWAP,

@@ -328,7 +328,7 @@ def test_the_refusal_says_how_to_settle_a_guess_by_a_hint(run: Run, twins: Path)
     from safetensors.torch import load_file
 
     ran = run("transfer", "twins.safetensors", "twins.py")
-    says, hint = next(line for line in ran.err.splitlines() if " if " in f" {line.strip()} ").strip().split(": ")
+    says, hint = next(line for line in ran.err.splitlines() if line.strip().startswith("if ")).strip().split(": ")
     _, own, _, theirs = says.split()
     assert run("transfer", "twins.safetensors", "twins.py", *shlex.split(hint)).code == 0
     source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
