@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -111,12 +112,14 @@ def test_an_import_that_takes_long_is_told_with_the_package_that_it_imports(
 
 
 @pytest.fixture
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages that are installed. No module that a test imports stays."""
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages that are installed. No module of them, or of the current folder, stays."""
     (folder / "site").mkdir()
     monkeypatch.syspath_prepend(folder / "site")
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    return folder / "site"
+    yield folder / "site"
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
 def package(folder: Path, name: str, text: str) -> Path:
