@@ -56,12 +56,11 @@ if TYPE_CHECKING:
 
 
 class Mapping(data.Mapping):
-    """A port from one set of keys to another, made by `ckptool.transfer` or read from a file. It is immutable.
+    """A port from one set of keys to another, made by `ckptool.transfer` or read from a file. It is immutable, and read
+    like a dict: key of the model -> its entry.
 
     Attributes: see `ckptool.porting.mapping.Mapping`.
     """
-
-    __slots__ = ()
 
     @classmethod
     def of(cls, found: data.Mapping) -> Mapping:
@@ -321,13 +320,11 @@ def load_into(
         ckpt = open_source(source)
         if mapping is None:
             same = by_same_names(ckpt, inner, at) if not hints and inputs is None else None
-            if same is not None:
+            if same is None:
+                found = transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
+            else:
                 require_types(same, ckpt)
-            found = (
-                Mapping.of(same)
-                if same
-                else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
-            )
+                found = Mapping.of(same)
         else:
             found = _for_model(mapping, ckpt, inner, at)
             if input_channels is not None:

@@ -200,6 +200,18 @@ def test_a_mapping_can_be_inspected_edited_saved_and_used_again(old: nn.Module, 
     assert set(edited.unused) == set(old.state_dict())
 
 
+def test_a_mapping_is_read_like_a_dict_from_keys_of_the_model_to_entries(old: nn.Module) -> None:
+    mapping = ckptool.transfer(old.state_dict(), Named())
+    assert list(mapping) == list(Named().state_dict()) == [entry.target for entry in mapping.entries]
+    assert len(mapping) == len(mapping.entries)
+    assert dict(mapping) == {entry.target: entry for entry in mapping.entries}
+    assert "head.weight" in mapping
+    assert "nope" not in mapping
+    assert mapping.get("nope") is None
+    with pytest.raises(KeyError, match="nope"):
+        mapping["nope"]
+
+
 def test_the_weights_of_a_mapping_are_taken_from_where_the_caller_says(old: nn.Module, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = chain()
