@@ -435,7 +435,12 @@ def _ported(
         tensor = tensors.get(original.get(key, key))
         if tensor is None or tensor.numel > _SMALL or tensor.dtype.numpy is None or tensor.storage.big_endian:
             return None
-        return tensor.numpy()
+        found = tensor.numpy()
+        if tensor.dtype.is_complex:  # the rules that look at values know real numbers
+            import numpy as np
+
+            return np.stack((found.real, found.imag))
+        return found
 
     mapping = port(renamed, target, values=values, lora_scale=scale)
     if mapping.unused and (mapping.having("guessed") or mapping.having("unmapped")):
