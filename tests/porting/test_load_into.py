@@ -341,6 +341,25 @@ def test_one_hint_is_given_as_a_text() -> None:
 LINEAR = {"weight": (4, 4), "bias": (4,)}
 
 
+def test_a_hint_is_for_the_names_of_the_file_however_long_they_are() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.left(x) + self.right(x * 2)
+
+    deep = ".inner" * 72
+    source = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}).state_dict()
+    state = {f"{key[0]}{deep}{key[1:]}": value for key, value in source.items()}
+    mapping = ckptool.transfer(state, Model(), hints=[f"b{deep}=left", f"a{deep}=right"])
+    assert str(mapping["left.weight"].expr) == f"b{deep}.weight"
+    assert str(mapping["right.bias"].expr) == f"a{deep}.bias"
+    assert mapping.is_sure
+    assert not mapping.unused
+
+
 def test_printed_an_account_is_the_report_and_shown_it_is_one_line(old: nn.Module) -> None:
     account = ckptool.load_into(Named(), old.state_dict())
     assert repr(account) == f"<Mapping the source -> Named: {len(account.entries)} mapped, 0 guessed, 0 unmapped>"
