@@ -141,10 +141,11 @@ def test_blocks_that_a_shallower_model_leaves_behind_are_noted_on_top() -> None:
     assert "note:" not in mapping_text(port(signature(layers(6)), wanted(layers(6))))
 
 
-@pytest.mark.parametrize("key", ["p.a b", "p.x{}y", "re:z", "p.re:z*", "p.q'uote", "{...}", "a.*", "p.w"])
-def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str) -> None:
-    """Whatever a parameter is called: dicts of parameters have any text for a name."""
-    others = ("p.a", "p.xzy", "z", "q.w", "a.b")
+@pytest.mark.parametrize("below", [(), ("w",), ("w", "0.w")])
+@pytest.mark.parametrize("key", ["p.a b", "p.x{}y", "re:z", "p.re:z*", "p.q'uote", "{...}", "a.*", "p.w", "w"])
+def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str, below: tuple[str, ...]) -> None:
+    """Whatever a parameter is called: dicts of parameters have any text for a name, also that of a module beside it."""
+    others = ("p.a", "p.xzy", "z", "q.w", "a.b", *(f"{key}.{name}" for name in below))
     entries = (Entry(key, (1,)), *(Entry(other, (1,), ex.of("s")) for other in others))
     mapping = Mapping(entries, ())
     (pattern,) = gap_patterns(mapping, entries[:1])
