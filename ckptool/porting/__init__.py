@@ -205,6 +205,7 @@ def transfer(
             at most a tenth of the model's keys that need a source have one.
     """
     require("ckptool.transfer", "torch", extra="torch")
+    _require_choices(input_channels, by, first, start)
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
     from .applying import open_source, require_types
@@ -258,6 +259,20 @@ def transfer(
     return Mapping.of(found)
 
 
+def _require_choices(input_channels: str | None, by: str = "evidence", first: int | None = None, start: int = 0) -> None:
+    """Raise RuleError if one of these arguments of `transfer` has a value that it cannot have; else do nothing."""
+    from .holes.remedies import RULES
+
+    for name, value, fits, wanted in (
+        ("input_channels", input_channels, input_channels is None or input_channels in RULES, " or ".join(RULES)),
+        ("by", by, by in ("evidence", "position"), "evidence or position"),
+        ("first", first, first is None or first > 0, "a number from 1 on"),
+        ("start", start, start >= 0, "a number from 0 on"),
+    ):
+        if not fits:
+            raise RuleError(f"{value!r} is not {wanted}", where=name)
+
+
 #: A note about a model of which nothing but its keys, shapes and their order is known.
 _NOT_FOLLOWED = (
     "the forward pass of the model could not be followed, so the order in which it uses its tensors is not known "
@@ -308,6 +323,7 @@ def load_into(
         CheckpointError: as in `ckptool.transfer`.
     """
     require("ckptool.load_into", "torch", extra="torch")
+    _require_choices(input_channels)
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types

@@ -326,6 +326,27 @@ def test_what_is_no_model_is_named(old: nn.Module, model: Any, says: str) -> Non
             ckptool.transfer(old.state_dict(), Named)
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"by": "foo"}, "by: 'foo' is not evidence or position"),
+        ({"by": "position", "first": -1}, "first: -1 is not a number from 1 on"),
+        ({"by": "position", "start": -1}, "start: -1 is not a number from 0 on"),
+        ({"input_channels": "foo"}, "input_channels: 'foo' is not repeat or sum or mean or zeros or first"),
+    ],
+)
+def test_an_argument_that_says_nothing_is_refused_also_where_it_does_not_matter(
+    old: nn.Module, more: dict[str, Any], says: str
+) -> None:
+    for model in (Named(), chain()):
+        with pytest.raises(ckptool.RuleError) as raised:
+            ckptool.transfer(old.state_dict(), model, **more)
+        assert str(raised.value) == f"{says}."
+        if "input_channels" in more:
+            with pytest.raises(ckptool.RuleError, match=says):
+                ckptool.load_into(model, old.state_dict(), **more)
+
+
 def test_one_hint_is_given_as_a_text() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
