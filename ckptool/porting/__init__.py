@@ -259,7 +259,9 @@ def transfer(
     return Mapping.of(found)
 
 
-def _require_choices(input_channels: str | None, by: str = "evidence", first: int | None = None, start: int = 0) -> None:
+def _require_choices(
+    input_channels: str | None, by: str = "evidence", first: int | None = None, start: int = 0
+) -> None:
     """Raise RuleError if one of these arguments of `transfer` has a value that it cannot have; else do nothing."""
     from .holes.remedies import RULES
 
@@ -450,9 +452,9 @@ def apply_mapping(
     return Mapping.of(replace(made, at=at or made.at))
 
 
-def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
-    if isinstance(given, bool):
-        return [""] if given else None
+def _patterns(given: bool | Sequence[str] | None) -> Sequence[str]:
+    if given is None or isinstance(given, bool):
+        return [""] if given else []
     return [given] if isinstance(given, str) else given
 
 

@@ -228,19 +228,21 @@ class Mapping(MappingOf[str, Entry]):
         """Return whether every key is mapped: none is a guess or without a source."""
         return all(entry.status == "mapped" for entry in self.entries)
 
-    def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
+    def open_questions(self, guesses: Sequence[str], gaps: Sequence[str]) -> list[Entry]:
         """Return the entries that the user did not accept: the guessed ones whose key matches none of the patterns
         GUESSES, and the unmapped ones whose key matches none of the patterns GAPS, in their order; [] if there are
         none.
 
         A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all,
-        and one that begins with `re:` the keys in which the regular expression is found. None is the same as []:
-        GUESSES=None returns all guessed entries, GAPS=None all unmapped ones.
+        and one that begins with `re:` the keys in which the regular expression is found.
 
         Raises:
             RuleError: a text in GUESSES or GAPS is no pattern.
         """
-        accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
+        accepted = {
+            status: [Pattern.parse(text) for text in texts]
+            for status, texts in (("guessed", guesses), ("unmapped", gaps))
+        }
         return [
             entry
             for entry in self.entries
@@ -280,10 +282,6 @@ def different(target: str, source: str) -> tuple[str, str]:
     heads = (parts[: len(parts) - shared] for parts in (own, theirs))
     first, second = ("".join(f"{part}." for part in parts) for parts in heads)
     return first, second
-
-
-def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
-    return [] if texts is None else [Pattern.parse(text) for text in texts]
 
 
 __all__ = ["Entry", "Mapping", "Status", "different"]

@@ -36,16 +36,13 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
     raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=hint)
 
 
-def require_accepted(
-    mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
-) -> None:
+def require_accepted(mapping: Mapping, guesses: Sequence[str], gaps: Sequence[str], command: str = "") -> None:
     """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted; do nothing if all
     were.
 
     Args:
         mapping: the mapping.
-        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all, None
-            or [] accepts nothing.
+        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all.
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
@@ -56,7 +53,7 @@ def require_accepted(
             them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
-        _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
+        _require_known(mapping, patterns, name if command else name[2:].replace("-", "_"))
     open_entries = mapping.open_questions(guesses, gaps)
     if not open_entries:
         return

@@ -75,7 +75,7 @@ def test_a_hint_is_named_only_where_another_tensor_could_be_meant(rival: str | N
     rivals = () if rival is None else (ex.parse(rival),)
     entry = guess("t.w", (2, 2), ex.parse("shift(a.w, 1.0)" if rival == "a.w" else "a.w"), rivals)
     with pytest.raises(Doubtful) as raised:
-        require_accepted(Mapping((entry,), ()), None, None, "ckptool transfer a.pth m.py")
+        require_accepted(Mapping((entry,), ()), [], [], "ckptool transfer a.pth m.py")
     assert len(raised.value.evidence) == 1 + len(says)
     assert all(line.startswith(said) for line, said in zip(raised.value.evidence[1:], says, strict=True))
 
@@ -124,7 +124,7 @@ def test_the_hint_that_is_named_never_gives_two_keys_one_name(
     (entry,) = guesses((target, "other", (rival,)))
     mapping = Mapping((entry,), (), dict.fromkeys(("other", rival, *others), (2,)))
     with pytest.raises(Doubtful) as raised:
-        require_accepted(mapping, None, None)
+        require_accepted(mapping, [], [])
     said = [line for line in raised.value.evidence if line.startswith("if ")]
     assert said == ([] if rule is None else [f"if {target} is {rival}: hints=[{rule!r}]"])
 
@@ -150,4 +150,4 @@ def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str, below: 
     mapping = Mapping(entries, ())
     (pattern,) = gap_patterns(mapping, entries[:1])
     assert [e.target for e in entries if Pattern.parse(pattern).matches(e.target)] == [key]
-    require_accepted(mapping, None, [pattern])
+    require_accepted(mapping, [], [pattern])
