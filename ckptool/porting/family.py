@@ -38,7 +38,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,6 +146,7 @@ class _Instance:
 
     Attributes:
         family, invert, given, config: as in `Family.mapping`.
+        _sides: returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         full: key as the lines write it -> key of the file.
         shapes: key as the lines write it -> sizes.
         values: (name of a number, letters with their values) -> the value computed for them.
@@ -160,6 +161,7 @@ class _Instance:
         config: Mapping[str, Any],
     ) -> None:
         self.family, self.invert = family, invert
+        self._sides = _turned if invert else _as_it_is
         unknown = [name for name in given if name not in family.numbers]
         if unknown:
             known = [name for name in family.numbers if ".." not in family.numbers[name]]
@@ -382,10 +384,10 @@ class _Instance:
         The entries come in the order of the lines, block by block (`_written`); those of lines for any key come last.
         Inverted, they come in the order in which the lines read them, with those of `back` behind them, and those of
         lines for any key last. A line of which the file has no tensor makes no entry if it is optional. A file is
-        refused if no line takes a tensor of it, or only lines whose expression is `{...}` alone.
+        refused if no line takes a tensor of it, or only lines that take every key (`_show_nothing`).
         """
         entries = self._back() if self.invert else self._forth()
-        if all(entry.line in self._takes_all for entry in entries):
+        if self._show_nothing(entries):
             raise self._other_file([])
         read = {key for entry in entries for key in entry.sources}
         beside = [Pattern.parse(text) for text in self.family.beside]
@@ -406,12 +408,12 @@ class _Instance:
             source, target = target, source
         return Port(tuple(own), (), shapes, source, target).with_entries(own)
 
-    @property
-    def _takes_all(self) -> set[int]:
-        """Return the numbers of the lines whose expression is `{...}` alone, so that, unless the mapping is inverted,
-        they take every key of a file. They do not show that a file belongs to the family.
+    def _show_nothing(self, entries: Iterable[Entry]) -> bool:
+        """Return whether ENTRIES do not show that the file belongs to the family: all are of lines that read `{...}`
+        alone (inverted: that make it), so that they take every key of a file.
         """
-        return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
+        takes_all = {line.number for line in self.family.lines if self._sides(line)[0] == f"{{{ANY}}}"}
+        return all(entry.line in takes_all for entry in entries)
 
     def _forth(self) -> list[Entry]:
         entries, missing = [], []
@@ -421,7 +423,7 @@ class _Instance:
                 missing += absent
             elif not absent:
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, _as_it_is)
+        entries += self._general(entries)
         self._require_whole(entries, missing)
         return entries
 
@@ -433,16 +435,13 @@ class _Instance:
             raise RuleError(what, where=self.family.name, hint=self._number_hint()) from None
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
-    def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
+    def _general(self, entries: Sequence[Entry]) -> Iterator[Entry]:
         """Yield an entry for each key of the file that no entry of ENTRIES reads and that a line for any key matches (a
         line with `{...}`, which stands for any text, also for none). The entry copies the tensor of the key, and has
         the name that the line makes of it, with the same text for `{...}`. The first line that matches counts; other
         keys are left out.
-
-        SIDES returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         """
-        lines = [line for line in self.family.lines if line.is_general]
-        patterns = [(line, *sides(line)) for line in lines]
+        patterns = [(line, *self._sides(line)) for line in self.family.lines if line.is_general]
         read = {key for entry in entries for key in entry.sources}
         for key in self.shapes:
             for line, old, new in patterns if key not in read else ():
@@ -478,7 +477,7 @@ class _Instance:
         for key, (line, expr) in by_hand.items():
             if all(name in self.shapes for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, _turned)
+        entries += self._general(entries)
         self._require_whole(entries, missing)
         return [replace(entry, target=below + entry.target) for entry in entries]
 
@@ -528,8 +527,7 @@ class _Instance:
         """Return whether the file has the keys of more lines of the family, written out, than it lacks: all keys that a
         line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count. If
         no line counts (all are for any key, or optional and absent), return whether a line for any key takes a key of
-        the file and has an expression that says more than `{...}`. False if the lines cannot be written out for this
-        file.
+        the file, and not every key (`_show_nothing`). False if the lines cannot be written out for this file.
         """
         there = absent = 0
         try:
@@ -540,6 +538,5 @@ class _Instance:
         except (RuleError, NotFound, Malformed):
             return False
         if not there and not absent:
-            taken = self._general([], _turned if self.invert else _as_it_is)
-            return any(entry.line not in self._takes_all for entry in taken)
+            return not self._show_nothing(self._general([]))
         return there > absent

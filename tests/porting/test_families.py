@@ -220,6 +220,18 @@ def test_a_file_for_a_family_that_somebody_wrote_is_used(tmp_path: Path) -> None
     assert torch.equal(made["layers.3.weight"], state["h.1.w"].T)
 
 
+@pytest.mark.parametrize(("key", "value"), [("model.{...}", "{...}"), ("{...}", "model.{...}")])
+def test_a_line_for_any_key_takes_a_file_of_the_side_that_it_names_a_part_of(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (tmp_path / "m.yaml").write_text(f'ckptool-mapping: 1\nmapping:\n  "{key}": "{value}"\n')
+    invert = value == "{...}"
+    made = converted({"model.a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
+    assert list(made) == ["a.w"]
+    with pytest.raises(RuleError, match="does not hold what m.* takes"):
+        apply_mapping({"a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
+
+
 def test_matching_consults_no_mapping_that_ships(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("a mapping that ships was read")
