@@ -55,6 +55,7 @@ ANY = "..."
 #: Lines that a family stands for, in a file of any size, and what a number may be.
 _MOST_LINES = 500_000
 _LARGEST = 1 << 40
+_NO_SUM = "is not a sum of numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +196,8 @@ class _Instance:
         is one, else the one given by the user, else computed by its formula, once for the same letters (`values`).
 
         Raises:
-            Malformed: the family does not define the number, it is a letter that is not in LETTERS, or its formula
-                cannot be read.
-            RuleError, NotFound: the file lacks a tensor or number that the formula needs.
+            ValueError: the family does not define the number, or it is a letter that is not in LETTERS.
+            Malformed, RuleError, NotFound: as in `evaluate`.
         """
         if name in letters:
             return letters[name]
@@ -207,15 +207,14 @@ class _Instance:
         if at not in self.values:
             text = self.family.numbers.get(name)
             if text is None or ".." in text:
-                raise Malformed(
-                    f"names the number {printable(name)!r}, which it does not define", where=self.family.name
-                )
-            self.values[at] = self.evaluate(text, letters, name)
+                raise ValueError(f"names the number {printable(name)!r}, which it does not define")
+            self.values[at] = self.evaluate(text, letters, ranges.number_of(text), name)
         return self.values[at]
 
-    def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
+    def evaluate(self, text: str, letters: Mapping[str, int], line: int, name: str = "") -> int:
         """Return the value of TEXT, a formula such as `2 * width` or `size("embed.weight", 1) / heads`, for LETTERS
-        (letter of a line -> its value). NAME is the number that it defines, for messages.
+        (letter of a line -> its value). LINE, its line number in the file, and NAME, the number that it defines, are
+        for messages.
 
         Raises:
             Malformed: TEXT is no formula, it names a number that the family does not define, or its value is larger
@@ -224,18 +223,36 @@ class _Instance:
             NotFound: a number of the configuration (`config`) is missing.
         """
         try:
-            found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
+            found = self._value(self._tree(text, line), letters, name)
         except CheckpointError:
             raise
         except ZeroDivisionError:  # a count of what is not there
             raise self._other_file([]) from None
-        except (SyntaxError, RecursionError, MemoryError, ValueError):
-            raise Malformed(f"{printable(text)!r} is not a sum of numbers", where=self.family.name) from None
+        except RecursionError:
+            raise self._malformed(text, line, _NO_SUM) from None
+        except ValueError as error:
+            raise self._malformed(text, line, str(error)) from None
         if abs(found) > _LARGEST:
-            raise Malformed(f"{printable(text)!r} gives a number beyond 2**40", where=self.family.name)
+            raise self._malformed(text, line, "gives a number beyond 2**40")
         return found
 
+    def _tree(self, text: str, line: int) -> ast.expr:
+        try:
+            return ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, RecursionError, MemoryError, ValueError):
+            raise self._malformed(text, line, _NO_SUM) from None
+
+    def _malformed(self, text: str, line: int, what: str) -> Malformed:
+        return Malformed(f"{ranges.place_of(line)}{printable(text)!r} {what}", where=self.family.name)
+
     def _value(self, node: ast.expr, letters: Mapping[str, int], name: str) -> int:
+        """Return the value of NODE, a part of a formula; the other arguments are as in `evaluate`.
+
+        Raises:
+            ValueError: it is no formula; the text says why, and follows the formula in the message.
+            ZeroDivisionError: a division is by 0.
+            RuleError, NotFound: as in `evaluate`.
+        """
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.Name):
@@ -259,7 +276,7 @@ class _Instance:
                     return whole
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return self._call(node, letters, name)
-        raise ValueError
+        raise ValueError(_NO_SUM)
 
     def _number_hint(self) -> str | None:
         wanted = [name for name, text in self.family.numbers.items() if text.startswith(("config(", "given("))]
@@ -284,8 +301,10 @@ class _Instance:
         what = getattr(node.func, "id", "")
         if what in ("count", "lowest"):
             for text in texts:
+                if "{}" not in text:
+                    raise ValueError(f"has a pattern without {{}} for the number: {printable(text)!r}")
                 pattern = "".join(
-                    r"(\d+)" if piece == "{}" else r"\d+" if piece == "*" else re.escape(piece)
+                    r"(\d{1,18})" if piece == "{}" else r"\d+" if piece == "*" else re.escape(piece)
                     for piece in re.split(r"(\{\}|\*)", text)
                 )
                 found = [int(m[1]) for key in self.shapes if (m := re.fullmatch(pattern, key))]
@@ -312,32 +331,28 @@ class _Instance:
             )
         if what == "given" and len(rest) == 1:
             return rest[0]
-        raise ValueError
+        raise ValueError(_NO_SUM)
 
     # -------------------------------------------------------------------------------------------------- lines
 
     def _letters(self, line: FamilyLine) -> tuple[str, ...]:
         numbers = self.family.numbers
         names: set[str] = set()
-        texts = [inner for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
+        texts = [(inner, line.number) for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
         while texts:
-            found = {node.id for node in ast.walk(self._tree(texts.pop())) if isinstance(node, ast.Name)} - names
+            found = {node.id for node in ast.walk(self._tree(*texts.pop())) if isinstance(node, ast.Name)} - names
             names |= found
-            texts += [end for name in found for end in numbers.get(name, "0").split("..")]
+            formulas = [numbers[name] for name in found if name in numbers]
+            texts += [(end, ranges.number_of(formula)) for formula in formulas for end in formula.split("..")]
         return tuple(name for name in numbers if ".." in numbers[name] and name in names)
-
-    def _tree(self, text: str) -> ast.AST:
-        try:
-            return ast.parse(text.strip(), mode="eval")
-        except SyntaxError:
-            raise Malformed(f"{{{printable(text)}}} is not a sum of numbers", where=self.family.name) from None
 
     def _rows(self, letters: Sequence[str]) -> Iterator[dict[str, int]]:
         if not letters:
             yield {}
             return
         for row in self._rows(letters[:-1]):
-            first, last = (self.evaluate(end, row) for end in self.family.numbers[letters[-1]].split("..", 1))
+            text = self.family.numbers[letters[-1]]
+            first, last = (self.evaluate(end, row, ranges.number_of(text)) for end in text.split("..", 1))
             if last - first >= _MOST_LINES:
                 raise self._too_many()
             for value in range(first, last + 1):
@@ -346,8 +361,8 @@ class _Instance:
     def _too_many(self) -> RuleError:
         return RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
 
-    def _filled(self, text: str, row: Mapping[str, int]) -> str:
-        return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
+    def _filled(self, text: str, row: Mapping[str, int], line: int) -> str:
+        return _BRACES.sub(lambda found: str(self.evaluate(found[1], row, line)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
         """Yield (line, key, expression) for each key that LINES stand for, with numbers for the texts in braces: a line
@@ -366,7 +381,8 @@ class _Instance:
                     total += 1
                     if total > _MOST_LINES:
                         raise self._too_many()
-                    yield line, self._filled(line.key, row), self._parsed(line, self._filled(line.value, row))
+                    key, value = (self._filled(text, row, line.number) for text in (line.key, line.value))
+                    yield line, key, self._parsed(line, value)
 
     def _parsed(self, line: FamilyLine, text: str) -> Expr:
         try:

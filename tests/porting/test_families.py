@@ -189,9 +189,26 @@ def test_tensors_that_the_family_does_not_know_may_be_left_behind() -> None:
         ("numbers:\n  1n: 0..3\nmapping:\n  a: b\n", "line 3: '1n' is not a name of a number"),
         ("numbers:\n  n: 0..3\nmaping:\n  a: b\n", "line 4: 'maping' is not a section"),
         ("numbers:\n  n: 0..3\nmapping:\n  a.{n}: slice(x.{n}, 0)\n", "line 5: a.{n}: slice()"),
-        ("numbers:\n  n: 0..3\nmapping:\n  a.{m}: x.{m}\n", "names the number 'm', which it does not define"),
-        ("numbers:\n  n: 0..3\nmapping:\n  a.{n +}: x.{n}\n", "{n +} is not a sum of numbers"),
+        (
+            "numbers:\n  n: 0..3\nmapping:\n  a.{m}: x.{m}\n",
+            "line 5: 'm' names the number 'm', which it does not define",
+        ),
+        ("numbers:\n  n: 0..3\nmapping:\n  a.{n +}: x.{n}\n", "line 5: 'n +' is not a sum of numbers"),
         (f"numbers:\n  m: {'9' * 400}\n  n: 0..m\nmapping:\n  a.{{n}}: x.{{n}}\n", "gives a number beyond 2**40"),
+        (f"numbers:\n  n: {'1 + ' * 9000}1\nmapping:\n  a.{{n}}: x.{{n}}\n", "line 3: '1 + 1 + 1"),
+        (f"numbers:\n  n: 0..3\nmapping:\n  a.{{n}}: x.{{{'1 + ' * 9000}n}}\n", "line 5: '1 + 1 + 1"),
+        (
+            'numbers:\n  n: 0..count("x.0")\nmapping:\n  a.{n}: x.{n}\n',
+            "has a pattern without {} for the number: 'x.0'",
+        ),
+        (
+            'numbers:\n  n: lowest("x.*")\nmapping:\n  a.{n}: x.{n}\n',
+            "line 3: 'lowest(\"x.*\")' has a pattern without {}",
+        ),
+        (
+            'numbers:\n  n: 0\nmapping:\n  a.{count("x.0")}: x.{n}\n',
+            "line 5: 'count(\"x.0\")' has a pattern without {}",
+        ),
         ("numbers:\n  n: 0..open('x')\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..9**9**9\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..m\n  m: m + 1\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
@@ -228,7 +245,7 @@ def test_a_line_for_any_key_takes_a_file_of_the_side_that_it_names_a_part_of(
     invert = value == "{...}"
     made = converted({"model.a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
     assert list(made) == ["a.w"]
-    with pytest.raises(RuleError, match="does not hold what m.* takes"):
+    with pytest.raises(RuleError, match=r"does not hold what m.* takes"):
         apply_mapping({"a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
 
 
