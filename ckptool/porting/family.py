@@ -29,8 +29,9 @@ its letters.
     beside     patterns of tensors that are not part of the model, or that the other side computes
     needs      the meaning of a number, for the message if it is missing
 
-The file must have every key of a line, except inside of `if_there( )`: then all of them or none. `{...}` is any text;
-such lines take the keys that no other line takes, and the first line that fits counts.
+No two lines, and no two values of a letter, may make one key. The file must have every key of a line, except inside of
+`if_there( )`: then all of them or none. `{...}` is any text; such lines take the keys that no other line takes, and the
+first line that fits counts.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class Family:
             config: the contents of the configuration beside the file.
             leave: ignore tensors that the family does not know.
         Raises:
-            RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need; it
-                has tensors that no line reads and `beside` does not name (without LEAVE); or the family has no number
-                of a name in GIVEN.
+            RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need;
+                two lines make one key of it; it has tensors that no line reads and `beside` does not name (without
+                LEAVE); or the family has no number of a name in GIVEN.
             NotFound: a number is neither in the weights nor in the configuration.
             Malformed: a line or a number of the family cannot be read.
         """
@@ -405,6 +406,7 @@ class _Instance:
         entries = self._back() if self.invert else self._forth()
         if self._show_nothing(entries):
             raise self._other_file([])
+        self._require_once(entries)
         read = {key for entry in entries for key in entry.sources}
         beside = [Pattern.parse(text) for text in self.family.beside]
         unknown = [
@@ -474,28 +476,41 @@ class _Instance:
                     break
 
     def _back(self) -> list[Entry]:
-        by_hand = {key: (line, expr) for line, key, expr in self._written(self.family.back)}
+        by_hand = list(self._written(self.family.back))
+        made_by_hand = {key for _, key, _ in by_hand}
         forth, missing = [], list[str]()
         sizes: dict[str, Shape] = {}
         for line, key, expr in self._written(self.family.lines):
             if key not in self.shapes:
                 missing += [] if line.optional else [key]
                 continue
-            if all(name in by_hand for name in expr.keys()):  # noqa: SIM118 - a method of ours
+            if all(name in made_by_hand for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 continue
             ex.shapes_read(expr, self.shapes[key], sizes)
             forth.append(Entry(key, self.shapes[key], expr, line=line.number))
+        self._require_once(forth)
         below = self.family.below
         try:
             entries = list(mapping_file.invert(Port(tuple(forth), ()), sizes).entries)
         except RuleError as error:
             raise RuleError(error.what, where=self.family.name, evidence=error.evidence) from None
-        for key, (line, expr) in by_hand.items():
+        for line, key, expr in by_hand:
             if all(name in self.shapes for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 entries.append(self._entry(line, key, expr))
         entries += self._general(entries)
         self._require_whole(entries, missing)
         return [replace(entry, target=below + entry.target) for entry in entries]
+
+    def _require_once(self, entries: Iterable[Entry]) -> None:
+        """Raise RuleError if two of ENTRIES have one target, made by two lines or by two values of a letter: nothing
+        says which is meant.
+        """
+        first: dict[str, Entry] = {}
+        for entry in entries:
+            if (other := first.setdefault(entry.target, entry)) is not entry:
+                what = f"{printable(entry.target, 100)} is made of {printable(str(entry.expr), 100)}"
+                what = f"{ranges.place_of(entry.line)}{what}, and of {printable(str(other.expr), 100)} as well"
+                raise RuleError(what, where=self.family.name)
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
         """Raise RuleError if MISSING, the keys that lines need and the file lacks, is not empty; else do nothing. If

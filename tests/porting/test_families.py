@@ -249,6 +249,28 @@ def test_a_line_for_any_key_takes_a_file_of_the_side_that_it_names_a_part_of(
         apply_mapping({"a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
 
 
+@pytest.mark.parametrize(
+    ("lines", "state", "invert", "said"),
+    [
+        ("x.{n - n}.w: b.{n}.w", ("b.0.w", "b.1.w"), False, "line 5: x.0.w is made of b.1.w, and of b.0.w as well"),
+        ("x.{n - n}.w: b.{n}.w", ("x.0.w",), True, "line 5: x.0.w is made of b.1.w, and of b.0.w as well"),
+        ('"{...}": "m.{...}"\n  a.w: b.w', ("m.a.w", "b.w"), False, "line 5: a.w is made of m.a.w, and of b.w as well"),
+        ("x.w: scale(b.w, 2)\nback:\n  b.{n - n}w: x.w", ("x.w",), True, "line 7: b.0w is made of x.w, and of x.w as"),
+        ("x.0.w: if_there(b.w)\n  x.{0}.w: if_there(c.w)", ("b.w",), False, ""),
+        ("x.0.w: if_there(b.w)\n  x.{0}.w: if_there(c.w)", ("b.w", "c.w"), False, "line 6: x.0.w is made of c.w"),
+    ],
+)
+def test_no_key_is_made_twice(tmp_path: Path, lines: str, state: tuple[str, ...], invert: bool, said: str) -> None:
+    (tmp_path / "m.yaml").write_text(f"ckptool-mapping: 1\nnumbers:\n  n: 0..1\nmapping:\n  {lines}\n")
+    tensors = {key: torch.ones(2) for key in state}
+    if not said:
+        assert list(apply_mapping(tensors, str(tmp_path / "m.yaml"))) == ["x.0.w"]
+        return
+    with pytest.raises(RuleError) as caught:
+        apply_mapping(tensors, str(tmp_path / "m.yaml"), invert=invert)
+    assert said in caught.value.what
+
+
 def test_matching_consults_no_mapping_that_ships(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("a mapping that ships was read")
