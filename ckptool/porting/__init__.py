@@ -421,7 +421,7 @@ def apply_mapping(
         invert: use the mapping in the opposite direction. Only for a family of models: the inverse of a mapping for one
             model needs that model (see `transfer`).
         numbers: for a family: numbers that the weights do not show, such as {"heads": 32}. Those left out are read from
-            params.json, or else config.json, beside the file.
+            params.json and config.json beside the file; if both have a name, that of params.json counts.
         leave: for a family: ignore tensors that the mapping does not know. A mapping for one model ignores them always.
 
     Raises:

@@ -117,7 +117,9 @@ def test_a_number_that_is_not_in_the_weights_is_asked_for_or_found_beside_them(t
     (tmp_path / "config.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
     (tmp_path / "params.json").write_text("no JSON")  # the other one counts then
     assert len(apply_mapping(path, "llama-to-hf").entries) > 1
-    (tmp_path / "config.json").unlink()
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 32}))  # and for what the first lacks
+    assert len(apply_mapping(path, "llama-to-hf").entries) > 1
+    (tmp_path / "config.json").write_text(json.dumps({"n_heads": 8}))
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
     found = apply_mapping(path, "llama-to-hf")
     assert str(found["model.layers.0.self_attn.k_proj.weight"].expr) == (
