@@ -323,7 +323,7 @@ def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
 
 def _refusal(mapping: Mapping, source: str, options: dict[str, Any]) -> Doubtful | None:
     """Why this may not be written, or None."""
-    guesses, gaps = (list(options[name]) or None for name in ("accept_guesses", "partial"))
+    guesses, gaps = (list(options[name]) for name in ("accept_guesses", "partial"))
     try:
         unproved = f"{command_as_typed(without=('--prove', '--reference'))} --no-prove"
         to_look = command_as_typed(without=("--prove", "--reference", "--save-mapping", "-n", "--dry-run"))

@@ -87,7 +87,8 @@ class CollapsedModules(Generic[_Signature]):
         pattern: the line; the name of the module when it stands alone.
         count: how many modules they are.
         keys: those of all their tensors.
-        leaves: the last component of the key of each tensor of one of them, and what was given for it.
+        leaves: the last component of the key of each tensor of one of them, and what was given for it. The whole keys,
+            also with a dot at their beginning, of tensors in no module, whose pattern is empty.
     """
 
     pattern: str
@@ -110,20 +111,21 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
         lambda: defaultdict(list)
     )
     for line in collapse(zip(keys, signatures, strict=True)):
-        module, dot, leaf = line.keys[0].rpartition(".")
-        ends = line.pattern.endswith(dot + leaf)  # else it is a number, which the pattern has a range for
+        module, leaf = _parted(line.keys[0])
+        end = f".{leaf}" if module else leaf
+        ends = line.pattern.endswith(end)  # else it is a number, which the pattern has a range for
         run = runs[_MARK.join(_NUMBER.split(module)[::2])]
-        run[line.pattern[: len(line.pattern) - len(dot + leaf)] if ends else None].append(line)
+        run[line.pattern[: len(line.pattern) - len(end)] if ends else None].append(line)
     found: list[tuple[str, CollapsedModules[_Signature]]] = []
     apart: set[str] = set()
     for run in runs.values():
-        named = [{_leaf(line.keys[0]) for line in lines} for lines in run.values()]
+        named = [{_parted(line.keys[0])[1] for line in lines} for lines in run.values()]
         together = None not in run and (len(run) == 1 or bool(set.intersection(*named)))
         for pattern, lines in run.items():
             if pattern is None or not together:
                 apart.update(*(line.keys for line in lines))
                 continue
-            leaves = tuple((_leaf(line.keys[0]), line.signature) for line in lines)
+            leaves = tuple((_parted(line.keys[0])[1], line.signature) for line in lines)
             held = tuple(chain.from_iterable(line.keys for line in lines))
             found.append((held[0], CollapsedModules(pattern, len(lines[0].keys), held, leaves)))
     if not apart:
@@ -132,7 +134,7 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
     tensors: defaultdict[str, list[tuple[str, _Signature]]] = defaultdict(list)
     for key, signature in zip(keys, signatures, strict=True):
         if key in apart:
-            module, _, leaf = key.rpartition(".")
+            module, leaf = _parted(key)
             inside[module].append(key)
             tensors[module].append((leaf, signature))
     for modules in collapse((module, tuple(held)) for module, held in tensors.items()):
@@ -142,8 +144,10 @@ def collapse_modules(keys: Sequence[str], signatures: Sequence[_Signature]) -> l
     return _in_order(found, keys)
 
 
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
+def _parted(key: str) -> tuple[str, str]:
+    """Return the module of KEY, and its last component; ("", KEY) for a key in no module, such as `w` and `.w`."""
+    module, _, leaf = key.rpartition(".")
+    return (module, leaf) if module else ("", key)
 
 
 def _in_order(

@@ -56,12 +56,11 @@ if TYPE_CHECKING:
 
 
 class Mapping(data.Mapping):
-    """A port from one set of keys to another, made by `ckptool.transfer` or read from a file. It is immutable.
+    """A port from one set of keys to another, made by `ckptool.transfer` or read from a file. It is immutable, and read
+    like a dict: key of the model -> its entry.
 
     Attributes: see `ckptool.porting.mapping.Mapping`.
     """
-
-    __slots__ = ()
 
     @classmethod
     def of(cls, found: data.Mapping) -> Mapping:
@@ -206,6 +205,7 @@ def transfer(
             at most a tenth of the model's keys that need a source have one.
     """
     require("ckptool.transfer", "torch", extra="torch")
+    _require_choices(input_channels, by, first, start)
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
     from .applying import open_source, require_types
@@ -259,6 +259,22 @@ def transfer(
     return Mapping.of(found)
 
 
+def _require_choices(
+    input_channels: str | None, by: str = "evidence", first: int | None = None, start: int = 0
+) -> None:
+    """Raise RuleError if one of these arguments of `transfer` has a value that it cannot have; else do nothing."""
+    from .holes.remedies import RULES
+
+    for name, value, fits, wanted in (
+        ("input_channels", input_channels, input_channels is None or input_channels in RULES, " or ".join(RULES)),
+        ("by", by, by in ("evidence", "position"), "evidence or position"),
+        ("first", first, first is None or first > 0, "a number from 1 on"),
+        ("start", start, start >= 0, "a number from 0 on"),
+    ):
+        if not fits:
+            raise RuleError(f"{value!r} is not {wanted}", where=name)
+
+
 #: A note about a model of which nothing but its keys, shapes and their order is known.
 _NOT_FOLLOWED = (
     "the forward pass of the model could not be followed, so the order in which it uses its tensors is not known "
@@ -309,6 +325,7 @@ def load_into(
         CheckpointError: as in `ckptool.transfer`.
     """
     require("ckptool.load_into", "torch", extra="torch")
+    _require_choices(input_channels)
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .applying import apply, open_source, require_types
@@ -321,13 +338,11 @@ def load_into(
         ckpt = open_source(source)
         if mapping is None:
             same = by_same_names(ckpt, inner, at) if not hints and inputs is None else None
-            if same is not None:
+            if same is None:
+                found = transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
+            else:
                 require_types(same, ckpt)
-            found = (
-                Mapping.of(same)
-                if same
-                else transfer(ckpt, inner, at=at, hints=hints, input_channels=input_channels, inputs=inputs)
-            )
+                found = Mapping.of(same)
         else:
             found = _for_model(mapping, ckpt, inner, at)
             if input_channels is not None:
@@ -406,7 +421,7 @@ def apply_mapping(
         invert: use the mapping in the opposite direction. Only for a family of models: the inverse of a mapping for one
             model needs that model (see `transfer`).
         numbers: for a family: numbers that the weights do not show, such as {"heads": 32}. Those left out are read from
-            params.json, or else config.json, beside the file.
+            params.json and config.json beside the file; if both have a name, that of params.json counts.
         leave: for a family: ignore tensors that the mapping does not know. A mapping for one model ignores them always.
 
     Raises:
@@ -437,9 +452,9 @@ def apply_mapping(
     return Mapping.of(replace(made, at=at or made.at))
 
 
-def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
-    if isinstance(given, bool):
-        return [""] if given else None
+def _patterns(given: bool | Sequence[str] | None) -> Sequence[str]:
+    if given is None or isinstance(given, bool):
+        return [""] if given else []
     return [given] if isinstance(given, str) else given
 
 

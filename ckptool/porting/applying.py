@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -172,13 +173,16 @@ def _tree(value: Any) -> Any:
 
 def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
     """Raise CannotCarry if an entry of MAPPING reads complex weights of CKPT and its tensor in the model is real: torch
-    would drop half of each value. Only keys in the state dict of the mapping are looked at. Entries with a type that
-    ckptool does not know are passed over.
+    would drop half of each value. Entries with a type that ckptool does not know are passed over. If CKPT lacks a key
+    that MAPPING reads, nothing is looked at: `source_tensors` refuses such a mapping.
 
     Raises:
         CannotCarry: there are such weights; the message names the first.
+        Ambiguous: as in `source_tensors`.
     """
-    tensors = ckpt.state_dict(mapping.at).tensors if ckpt.state_dicts() else {}
+    tensors: dict[str, LazyTensor] = {}
+    with suppress(NotFound):
+        tensors = source_tensors(ckpt, mapping)
     for entry in mapping.entries:
         wanted = BY_NAME.get(entry.dtype)
         held = [tensors[key] for key in entry.sources if key in tensors]

@@ -284,9 +284,9 @@ class Shortened:
 
     def _as_last(self, found: MappingOf[str, Entry], place: _Place) -> Entry:
         """Return the entry for PLACE: that of this place in the last equal block that was matched, from FOUND (key ->
-        entry), with the number of its block changed in all names: in the expression, the evidence and the questions. In
-        each part of its `way`, the evidence that the two blocks are equal is added; the paths there stay those of the
-        matched block.
+        entry), with the number of its block changed in all names: in the expression, the evidence, the questions and
+        the paths of the parts of its `way`. To what told each part from its look-alikes, which names other modules of
+        the matched block, is added that the two blocks are equal.
         """
         last = place._replace(number=self.equal[place.list][-1])
         like, by = found[str(last)], place.number - last.number
@@ -314,7 +314,10 @@ class Shortened:
             expr=like.expr and like.expr.rename(key),
             evidence=text(like.evidence),
             questions=questions,
-            way=tuple(replace(part, told=(*part.told, told)) for part in like.way),
+            way=tuple(
+                replace(part, target=text(part.target), source=key(part.source), told=(*part.told, told))
+                for part in like.way
+            ),
         )
 
 

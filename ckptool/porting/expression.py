@@ -99,7 +99,7 @@ def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
 _TOKEN = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[(),]|[^\s(),"]+)')
 _FORM = "an expression is a key, or an operation such as cat(0, q.weight, k.weight); odd keys stand in double quotes"
 #: Operations within each other. What ckptool writes has a handful.
-DEEPEST = 64
+_DEEPEST = 64
 
 
 def parse(text: str) -> Expr:
@@ -149,8 +149,10 @@ class _Reader:
                 evidence=[f"there are {', '.join(OPERATIONS)}"],
                 hint=f"did you mean {meant}" if near else meant,
             )
-        if depth == DEEPEST:
-            raise RuleError(f"the expression {printable(self.text)!r} has more than {DEEPEST} operations in each other")
+        if depth == _DEEPEST:
+            raise RuleError(
+                f"the expression {printable(self.text)!r} has more than {_DEEPEST} operations in each other"
+            )
         return self._call(head, depth)
 
     def _call(self, name: str, depth: int) -> Expr:
@@ -248,7 +250,6 @@ def reassembled(pieces: Sequence[tuple[Expr, Expr]], shape: Shape) -> Expr | Non
 
 
 __all__ = [
-    "DEEPEST",
     "OPERATIONS",
     "Expr",
     "Shape",

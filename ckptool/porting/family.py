@@ -29,8 +29,9 @@ its letters.
     beside     patterns of tensors that are not part of the model, or that the other side computes
     needs      the meaning of a number, for the message if it is missing
 
-The file must have every key of a line, except inside of `if_there( )`: then all of them or none. `{...}` is any text;
-such lines take the keys that no other line takes, and the first line that fits counts.
+No two lines, and no two values of a letter, may make one key. The file must have every key of a line, except inside of
+`if_there( )`: then all of them or none. `{...}` is any text; such lines take the keys that no other line takes, and the
+first line that fits counts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,7 @@ ANY = "..."
 #: Lines that a family stands for, in a file of any size, and what a number may be.
 _MOST_LINES = 500_000
 _LARGEST = 1 << 40
+_NO_SUM = "is not a sum of numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,9 @@ class Family:
             config: the contents of the configuration beside the file.
             leave: ignore tensors that the family does not know.
         Raises:
-            RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need; it
-                has tensors that no line reads and `beside` does not name (without LEAVE); or the family has no number
-                of a name in GIVEN.
+            RuleError: the file does not belong to the family, lacks a tensor or has other sizes than the lines need;
+                two lines make one key of it; it has tensors that no line reads and `beside` does not name (without
+                LEAVE); or the family has no number of a name in GIVEN.
             NotFound: a number is neither in the weights nor in the configuration.
             Malformed: a line or a number of the family cannot be read.
         """
@@ -146,6 +148,7 @@ class _Instance:
 
     Attributes:
         family, invert, given, config: as in `Family.mapping`.
+        _sides: returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         full: key as the lines write it -> key of the file.
         shapes: key as the lines write it -> sizes.
         values: (name of a number, letters with their values) -> the value computed for them.
@@ -160,6 +163,7 @@ class _Instance:
         config: Mapping[str, Any],
     ) -> None:
         self.family, self.invert = family, invert
+        self._sides = _turned if invert else _as_it_is
         unknown = [name for name in given if name not in family.numbers]
         if unknown:
             known = [name for name in family.numbers if ".." not in family.numbers[name]]
@@ -193,9 +197,8 @@ class _Instance:
         is one, else the one given by the user, else computed by its formula, once for the same letters (`values`).
 
         Raises:
-            Malformed: the family does not define the number, it is a letter that is not in LETTERS, or its formula
-                cannot be read.
-            RuleError, NotFound: the file lacks a tensor or number that the formula needs.
+            ValueError: the family does not define the number, or it is a letter that is not in LETTERS.
+            Malformed, RuleError, NotFound: as in `evaluate`.
         """
         if name in letters:
             return letters[name]
@@ -205,15 +208,14 @@ class _Instance:
         if at not in self.values:
             text = self.family.numbers.get(name)
             if text is None or ".." in text:
-                raise Malformed(
-                    f"names the number {printable(name)!r}, which it does not define", where=self.family.name
-                )
-            self.values[at] = self.evaluate(text, letters, name)
+                raise ValueError(f"names the number {printable(name)!r}, which it does not define")
+            self.values[at] = self.evaluate(text, letters, ranges.number_of(text), name)
         return self.values[at]
 
-    def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
+    def evaluate(self, text: str, letters: Mapping[str, int], line: int, name: str = "") -> int:
         """Return the value of TEXT, a formula such as `2 * width` or `size("embed.weight", 1) / heads`, for LETTERS
-        (letter of a line -> its value). NAME is the number that it defines, for messages.
+        (letter of a line -> its value). LINE, its line number in the file, and NAME, the number that it defines, are
+        for messages.
 
         Raises:
             Malformed: TEXT is no formula, it names a number that the family does not define, or its value is larger
@@ -222,18 +224,36 @@ class _Instance:
             NotFound: a number of the configuration (`config`) is missing.
         """
         try:
-            found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
+            found = self._value(self._tree(text, line), letters, name)
         except CheckpointError:
             raise
         except ZeroDivisionError:  # a count of what is not there
             raise self._other_file([]) from None
-        except (SyntaxError, RecursionError, MemoryError, ValueError):
-            raise Malformed(f"{printable(text)!r} is not a sum of numbers", where=self.family.name) from None
+        except RecursionError:
+            raise self._malformed(text, line, _NO_SUM) from None
+        except ValueError as error:
+            raise self._malformed(text, line, str(error)) from None
         if abs(found) > _LARGEST:
-            raise Malformed(f"{printable(text)!r} gives a number beyond 2**40", where=self.family.name)
+            raise self._malformed(text, line, "gives a number beyond 2**40")
         return found
 
+    def _tree(self, text: str, line: int) -> ast.expr:
+        try:
+            return ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, RecursionError, MemoryError, ValueError):
+            raise self._malformed(text, line, _NO_SUM) from None
+
+    def _malformed(self, text: str, line: int, what: str) -> Malformed:
+        return Malformed(f"{ranges.place_of(line)}{printable(text)!r} {what}", where=self.family.name)
+
     def _value(self, node: ast.expr, letters: Mapping[str, int], name: str) -> int:
+        """Return the value of NODE, a part of a formula; the other arguments are as in `evaluate`.
+
+        Raises:
+            ValueError: it is no formula; the text says why, and follows the formula in the message.
+            ZeroDivisionError: a division is by 0.
+            RuleError, NotFound: as in `evaluate`.
+        """
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.Name):
@@ -257,7 +277,7 @@ class _Instance:
                     return whole
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return self._call(node, letters, name)
-        raise ValueError
+        raise ValueError(_NO_SUM)
 
     def _number_hint(self) -> str | None:
         wanted = [name for name, text in self.family.numbers.items() if text.startswith(("config(", "given("))]
@@ -282,8 +302,10 @@ class _Instance:
         what = getattr(node.func, "id", "")
         if what in ("count", "lowest"):
             for text in texts:
+                if "{}" not in text:
+                    raise ValueError(f"has a pattern without {{}} for the number: {printable(text)!r}")
                 pattern = "".join(
-                    r"(\d+)" if piece == "{}" else r"\d+" if piece == "*" else re.escape(piece)
+                    r"(\d{1,18})" if piece == "{}" else r"\d+" if piece == "*" else re.escape(piece)
                     for piece in re.split(r"(\{\}|\*)", text)
                 )
                 found = [int(m[1]) for key in self.shapes if (m := re.fullmatch(pattern, key))]
@@ -310,32 +332,28 @@ class _Instance:
             )
         if what == "given" and len(rest) == 1:
             return rest[0]
-        raise ValueError
+        raise ValueError(_NO_SUM)
 
     # -------------------------------------------------------------------------------------------------- lines
 
     def _letters(self, line: FamilyLine) -> tuple[str, ...]:
         numbers = self.family.numbers
         names: set[str] = set()
-        texts = [inner for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
+        texts = [(inner, line.number) for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
         while texts:
-            found = {node.id for node in ast.walk(self._tree(texts.pop())) if isinstance(node, ast.Name)} - names
+            found = {node.id for node in ast.walk(self._tree(*texts.pop())) if isinstance(node, ast.Name)} - names
             names |= found
-            texts += [end for name in found for end in numbers.get(name, "0").split("..")]
+            formulas = [numbers[name] for name in found if name in numbers]
+            texts += [(end, ranges.number_of(formula)) for formula in formulas for end in formula.split("..")]
         return tuple(name for name in numbers if ".." in numbers[name] and name in names)
-
-    def _tree(self, text: str) -> ast.AST:
-        try:
-            return ast.parse(text.strip(), mode="eval")
-        except SyntaxError:
-            raise Malformed(f"{{{printable(text)}}} is not a sum of numbers", where=self.family.name) from None
 
     def _rows(self, letters: Sequence[str]) -> Iterator[dict[str, int]]:
         if not letters:
             yield {}
             return
         for row in self._rows(letters[:-1]):
-            first, last = (self.evaluate(end, row) for end in self.family.numbers[letters[-1]].split("..", 1))
+            text = self.family.numbers[letters[-1]]
+            first, last = (self.evaluate(end, row, ranges.number_of(text)) for end in text.split("..", 1))
             if last - first >= _MOST_LINES:
                 raise self._too_many()
             for value in range(first, last + 1):
@@ -344,8 +362,8 @@ class _Instance:
     def _too_many(self) -> RuleError:
         return RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
 
-    def _filled(self, text: str, row: Mapping[str, int]) -> str:
-        return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
+    def _filled(self, text: str, row: Mapping[str, int], line: int) -> str:
+        return _BRACES.sub(lambda found: str(self.evaluate(found[1], row, line)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
         """Yield (line, key, expression) for each key that LINES stand for, with numbers for the texts in braces: a line
@@ -364,7 +382,8 @@ class _Instance:
                     total += 1
                     if total > _MOST_LINES:
                         raise self._too_many()
-                    yield line, self._filled(line.key, row), self._parsed(line, self._filled(line.value, row))
+                    key, value = (self._filled(text, row, line.number) for text in (line.key, line.value))
+                    yield line, key, self._parsed(line, value)
 
     def _parsed(self, line: FamilyLine, text: str) -> Expr:
         try:
@@ -382,11 +401,12 @@ class _Instance:
         The entries come in the order of the lines, block by block (`_written`); those of lines for any key come last.
         Inverted, they come in the order in which the lines read them, with those of `back` behind them, and those of
         lines for any key last. A line of which the file has no tensor makes no entry if it is optional. A file is
-        refused if no line takes a tensor of it, or only lines whose expression is `{...}` alone.
+        refused if no line takes a tensor of it, or only lines that take every key (`_show_nothing`).
         """
         entries = self._back() if self.invert else self._forth()
-        if all(entry.line in self._takes_all for entry in entries):
+        if self._show_nothing(entries):
             raise self._other_file([])
+        self._require_once(entries)
         read = {key for entry in entries for key in entry.sources}
         beside = [Pattern.parse(text) for text in self.family.beside]
         unknown = [
@@ -406,12 +426,12 @@ class _Instance:
             source, target = target, source
         return Port(tuple(own), (), shapes, source, target).with_entries(own)
 
-    @property
-    def _takes_all(self) -> set[int]:
-        """Return the numbers of the lines whose expression is `{...}` alone, so that, unless the mapping is inverted,
-        they take every key of a file. They do not show that a file belongs to the family.
+    def _show_nothing(self, entries: Iterable[Entry]) -> bool:
+        """Return whether ENTRIES do not show that the file belongs to the family: all are of lines that read `{...}`
+        alone (inverted: that make it), so that they take every key of a file.
         """
-        return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
+        takes_all = {line.number for line in self.family.lines if self._sides(line)[0] == f"{{{ANY}}}"}
+        return all(entry.line in takes_all for entry in entries)
 
     def _forth(self) -> list[Entry]:
         entries, missing = [], []
@@ -421,7 +441,7 @@ class _Instance:
                 missing += absent
             elif not absent:
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, _as_it_is)
+        entries += self._general(entries)
         self._require_whole(entries, missing)
         return entries
 
@@ -433,16 +453,13 @@ class _Instance:
             raise RuleError(what, where=self.family.name, hint=self._number_hint()) from None
         return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
 
-    def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
+    def _general(self, entries: Sequence[Entry]) -> Iterator[Entry]:
         """Yield an entry for each key of the file that no entry of ENTRIES reads and that a line for any key matches (a
         line with `{...}`, which stands for any text, also for none). The entry copies the tensor of the key, and has
         the name that the line makes of it, with the same text for `{...}`. The first line that matches counts; other
         keys are left out.
-
-        SIDES returns for a line (pattern of the keys that it reads, pattern of the keys that it makes).
         """
-        lines = [line for line in self.family.lines if line.is_general]
-        patterns = [(line, *sides(line)) for line in lines]
+        patterns = [(line, *self._sides(line)) for line in self.family.lines if line.is_general]
         read = {key for entry in entries for key in entry.sources}
         for key in self.shapes:
             for line, old, new in patterns if key not in read else ():
@@ -459,28 +476,41 @@ class _Instance:
                     break
 
     def _back(self) -> list[Entry]:
-        by_hand = {key: (line, expr) for line, key, expr in self._written(self.family.back)}
+        by_hand = list(self._written(self.family.back))
+        made_by_hand = {key for _, key, _ in by_hand}
         forth, missing = [], list[str]()
         sizes: dict[str, Shape] = {}
         for line, key, expr in self._written(self.family.lines):
             if key not in self.shapes:
                 missing += [] if line.optional else [key]
                 continue
-            if all(name in by_hand for name in expr.keys()):  # noqa: SIM118 - a method of ours
+            if all(name in made_by_hand for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 continue
             ex.shapes_read(expr, self.shapes[key], sizes)
             forth.append(Entry(key, self.shapes[key], expr, line=line.number))
+        self._require_once(forth)
         below = self.family.below
         try:
             entries = list(mapping_file.invert(Port(tuple(forth), ()), sizes).entries)
         except RuleError as error:
             raise RuleError(error.what, where=self.family.name, evidence=error.evidence) from None
-        for key, (line, expr) in by_hand.items():
+        for line, key, expr in by_hand:
             if all(name in self.shapes for name in expr.keys()):  # noqa: SIM118 - a method of ours
                 entries.append(self._entry(line, key, expr))
-        entries += self._general(entries, _turned)
+        entries += self._general(entries)
         self._require_whole(entries, missing)
         return [replace(entry, target=below + entry.target) for entry in entries]
+
+    def _require_once(self, entries: Iterable[Entry]) -> None:
+        """Raise RuleError if two of ENTRIES have one target, made by two lines or by two values of a letter: nothing
+        says which is meant.
+        """
+        first: dict[str, Entry] = {}
+        for entry in entries:
+            if (other := first.setdefault(entry.target, entry)) is not entry:
+                what = f"{printable(entry.target, 100)} is made of {printable(str(entry.expr), 100)}"
+                what = f"{ranges.place_of(entry.line)}{what}, and of {printable(str(other.expr), 100)} as well"
+                raise RuleError(what, where=self.family.name)
 
     def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
         """Raise RuleError if MISSING, the keys that lines need and the file lacks, is not empty; else do nothing. If
@@ -528,8 +558,7 @@ class _Instance:
         """Return whether the file has the keys of more lines of the family, written out, than it lacks: all keys that a
         line reads, or the key that it makes if the mapping is inverted. Optional lines that it lacks do not count. If
         no line counts (all are for any key, or optional and absent), return whether a line for any key takes a key of
-        the file and has an expression that says more than `{...}`. False if the lines cannot be written out for this
-        file.
+        the file, and not every key (`_show_nothing`). False if the lines cannot be written out for this file.
         """
         there = absent = 0
         try:
@@ -540,6 +569,5 @@ class _Instance:
         except (RuleError, NotFound, Malformed):
             return False
         if not there and not absent:
-            taken = self._general([], _turned if self.invert else _as_it_is)
-            return any(entry.line not in self._takes_all for entry in taken)
+            return not self._show_nothing(self._general([]))
         return there > absent

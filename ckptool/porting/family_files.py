@@ -158,13 +158,13 @@ def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[Famil
 
 
 def configuration_beside(path: Any) -> dict[str, Any]:
-    """Return the contents of params.json in the folder PATH or beside the file PATH, or else those of config.json
-    there: the first of the two that can be read as an object. {} if neither can, or if PATH is no path.
+    """Return the entries of params.json and config.json in the folder PATH or beside the file PATH; of a name that both
+    have, that of params.json. A file that cannot be read as an object has none. {} if PATH is no path.
     """
-    for name in ("params.json", "config.json"):
+    entries: dict[str, Any] = {}
+    for name in ("config.json", "params.json"):
         with suppress(CheckpointError, OSError, TypeError, ValueError):
             place = Path(path)
             found = read_json(read_text((place if place.is_dir() else place.parent) / name))
-            if isinstance(found, dict):
-                return found
-    return {}
+            entries |= found if isinstance(found, dict) else {}
+    return entries

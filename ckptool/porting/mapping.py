@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, get_args
 
 from ..errors import printable
 from ..keys import Pattern
-from .expression import Expr, Shape, of
+from .expression import Expr, Shape
 from .matching.evidence import Told
 from .questions import Question, Reason, answered, joined, still_open
 
@@ -163,9 +164,9 @@ class Entry:
         }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Mapping:
-    """A port from one set of keys to another. It is immutable.
+@dataclass(frozen=True, repr=False)
+class Mapping(MappingOf[str, Entry]):
+    """A port from one set of keys to another. It is immutable, and read like a dict: key of the target -> its entry.
 
     Attributes:
         entries: an entry for every key of the target, in its order.
@@ -193,8 +194,18 @@ class Mapping:
         counts = (f"{len(self.having(status)):,} {status}" for status in get_args(Status))
         return f"<Mapping {printable(self.source) or 'the source'} -> {printable(self.target)}: {', '.join(counts)}>"
 
+    @cached_property
+    def _of_key(self) -> dict[str, Entry]:
+        return {entry.target: entry for entry in self.entries}
+
     def __getitem__(self, key: str) -> Entry:
-        return next(entry for entry in self.entries if entry.target == key)
+        return self._of_key[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_key)
+
+    def __len__(self) -> int:
+        return len(self._of_key)
 
     def having(self, status: Status) -> list[Entry]:
         """Return the entries with this STATUS, in their order."""
@@ -217,19 +228,21 @@ class Mapping:
         """Return whether every key is mapped: none is a guess or without a source."""
         return all(entry.status == "mapped" for entry in self.entries)
 
-    def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
+    def open_questions(self, guesses: Sequence[str], gaps: Sequence[str]) -> list[Entry]:
         """Return the entries that the user did not accept: the guessed ones whose key matches none of the patterns
         GUESSES, and the unmapped ones whose key matches none of the patterns GAPS, in their order; [] if there are
         none.
 
         A pattern (`keys.Pattern`) matches the keys that begin with it, by whole components; an empty one matches all,
-        and one that begins with `re:` the keys in which the regular expression is found. None is the same as []:
-        GUESSES=None returns all guessed entries, GAPS=None all unmapped ones.
+        and one that begins with `re:` the keys in which the regular expression is found.
 
         Raises:
             RuleError: a text in GUESSES or GAPS is no pattern.
         """
-        accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
+        accepted = {
+            status: [Pattern.parse(text) for text in texts]
+            for status, texts in (("guessed", guesses), ("unmapped", gaps))
+        }
         return [
             entry
             for entry in self.entries
@@ -271,8 +284,4 @@ def different(target: str, source: str) -> tuple[str, str]:
     return first, second
 
 
-def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
-    return [] if texts is None else [Pattern.parse(text) for text in texts]
-
-
-__all__ = ["Entry", "Mapping", "Status", "different", "of"]
+__all__ = ["Entry", "Mapping", "Status", "different"]

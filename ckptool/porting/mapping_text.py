@@ -436,4 +436,4 @@ def _difference(value: float | None) -> str:
     return "other sizes" if value is None else f"{value:.1g}"
 
 
-__all__ = ["divergence_table"]
+__all__ = ["divergence_table", "mapping_page", "mapping_text"]

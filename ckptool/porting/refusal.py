@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..disk.files import shell_quote
 from ..errors import Doubtful, NoMatch, counted, printable
-from ..keys import Pattern, Rename, closest, collapse
+from ..keys import Pattern, Rename, closest
 from .mapping import Entry, Mapping, different
 
 
@@ -36,27 +36,24 @@ def require_proof(mapping: Mapping, unproved: str, to_look: str) -> None:
     raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=hint)
 
 
-def require_accepted(
-    mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
-) -> None:
+def require_accepted(mapping: Mapping, guesses: Sequence[str], gaps: Sequence[str], command: str = "") -> None:
     """Raise Doubtful for guesses and gaps (keys without a source) of MAPPING that were not accepted; do nothing if all
     were.
 
     Args:
         mapping: the mapping.
-        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all, None
-            or [] accepts nothing.
+        guesses, gaps: patterns of keys that the user accepts as guesses, or as gaps; an empty pattern accepts all.
         command: the user's command, to which the message adds options; "" for a call of the library.
 
     Raises:
         RuleError: a text is no pattern.
         NoMatch: a pattern matches no key of the model, also if nothing is to be accepted.
-        Doubtful: some were not accepted. The message shows up to eight of them, of several whose keys differ in digits
+        Doubtful: some were not accepted. The message shows up to eight of them, of several whose keys differ in numbers
             only the first, says how to settle guesses that have options, and ends with the options that accept all of
             them.
     """
     for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
-        _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
+        _require_known(mapping, patterns, name if command else name[2:].replace("-", "_"))
     open_entries = mapping.open_questions(guesses, gaps)
     if not open_entries:
         return
@@ -152,20 +149,13 @@ def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> Non
 
 
 def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:
-    """Return the first of ENTRIES, at most LIMIT; of several whose keys are equal with 0 for each digit, the first
-    alone: of `h.1.w`, `h.2.w` and `h.10.w`, the first and the last.
+    """Return the first of ENTRIES, at most LIMIT; of several whose keys differ only in numbers, the first alone: of
+    `h.1.w`, `h.2.w` and `h.10.w`, the first.
     """
-    seen: set[str] = set()
-    out = []
+    first: dict[str, Entry] = {}
     for entry in entries:
-        pattern = collapse([(entry.target.translate(_DIGITS), None)])[0].pattern
-        if pattern not in seen:
-            seen.add(pattern)
-            out.append(entry)
-    return out[:limit]
-
-
-_DIGITS = str.maketrans("123456789", "000000000")
+        first.setdefault(re.sub(r"\d+", "0", entry.target), entry)
+    return list(first.values())[:limit]
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
@@ -207,31 +197,29 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
     """Return patterns that match all keys UNMAPPED and no other key of MAPPING that needs a source. For each key it is
-    the outermost module around it in which each key is in UNMAPPED or needs no source (`head.*`), or the key itself if
-    there is no such module; each pattern once. If they would be more than eight, return ["*"], which matches all keys;
-    [] if UNMAPPED is empty.
+    the outermost module around it in which each key is in UNMAPPED or needs no source (`head.*`). If there is no such
+    module, it is the key itself, or an expression (`re:`) that matches only the key, if the key would match others as a
+    pattern. Each pattern is there once. If they would be more than eight, return ["*"], which matches all keys; [] if
+    UNMAPPED is empty.
     """
     wanted = {e.target for e in unmapped}
     kept = {e.target for e in mapping.entries if not e.default} - wanted
     out: list[str] = []
     done: set[str] = set()
+
+    def may_be_named(path: str) -> bool:
+        """Return whether PATH has no characters with a meaning in patterns, and no key of `kept` is below it."""
+        return not re.search(r"[{}*]|^re:", path) and not any(other.startswith(f"{path}.") for other in kept)
+
     for key in [e.target for e in unmapped]:
         if key in done:
             continue
         parts = key.split(".")
-        chosen = _only(key)
-        for depth in range(1, len(parts)):
-            head = ".".join(parts[:depth]) + "."
-            if _only(head) == head and not any(other.startswith(head) for other in kept):
-                chosen = head + "*"
-                done |= {k for k in wanted if k.startswith(head)}
-                break
-        out.append(chosen)
+        paths = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+        around = next(filter(may_be_named, paths), None)
+        if around is not None:
+            out.append(f"{around}.*")
+            done |= {k for k in wanted if k.startswith(f"{around}.")}
+        else:
+            out.append(key if may_be_named(key) else f"re:^{re.escape(key)}$")
     return out if len(out) <= 8 else ["*"]
-
-
-def _only(key: str) -> str:
-    """Return a pattern for KEY: the key itself, which would also match keys below it; or, if it has characters that a
-    pattern gives a meaning to, an expression (`re:`) that matches only KEY.
-    """
-    return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

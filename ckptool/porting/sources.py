@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path
-from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
+from ..errors import NoMatch, NotFound, RuleError, counted, printable
 from ..keys import Rename, closest, unwrap
 from ..keys.known_buffers import is_counter
 from ..model_code.signature import Entry as Wanted
@@ -405,13 +405,8 @@ def _ported(
     has key -> tensor of the source, HINTS are as in `match_signature`, SCALE is that of low-rank adapters. Values of
     tensors with at most 65,536 elements may be looked at.
 
-    Keys are renamed by HINTS for matching only; names that are too long to match are shortened for it (`stand_ins`).
-    Without hints, keys that are only numbered in a row get the names of the model's keys by position
-    (`named_by_position`); an entry that nothing else tells from another gets a question. With hints, the entries for
-    which matching did not follow a hint get a question (`_doubt_what_is_against`). If keys of the source are unused
-    while entries are guesses or without a source, and some tensors have equal values (`doubles`), matching is tried
-    again with these as one (tied); that mapping is returned if it has fewer entries without a source, or as many and
-    fewer guesses.
+    Keys are renamed by HINTS for matching (`_matched`) only. With hints, the entries for which matching did not follow
+    a hint get a question (`_doubt_what_is_against`).
 
     Raises:
         NotFound: a key has a number of more than 1,000 digits.
@@ -419,23 +414,50 @@ def _ported(
     """
     _require_numbers(signature)
     require_size(signature, target)
+    if not hints:
+        return _matched(signature, target, tensors, scale, is_hinted=False)
+    renamed, new = _hinted(signature, hints)
+    shown = {new.get(key, key): tensor for key, tensor in tensors.items()}
+    mapping = _matched(renamed, target, shown, scale, is_hinted=True)
+    mapping = _doubt_what_is_against(mapping, new, renamed, target)
+    return _renamed(mapping, {name: key for key, name in new.items()})
+
+
+def _matched(
+    signature: Signature,
+    target: Signature,
+    tensors: MappingOf[str, LazyTensor],
+    scale: float | None,
+    *,
+    is_hinted: bool,
+) -> Mapping:
+    """Return the mapping from SIGNATURE, whose keys hints have renamed if IS_HINTED, to TARGET. The other arguments and
+    the result are as in `_ported`.
+
+    Names that are too long to match are shortened for it (`stand_ins`). Unless IS_HINTED, keys that are only numbered
+    in a row get the names of the model's keys by position (`named_by_position`); an entry that nothing else tells from
+    another gets a question. If keys of the source are unused while entries are guesses or without a source, and some
+    tensors have equal values (`doubles`), matching is tried again with these as one (tied); that mapping is returned if
+    it has fewer entries without a source, or as many and fewer guesses.
+    """
     short = stand_ins(signature)
     if short:
         shown = {short.get(key, key): tensor for key, tensor in tensors.items()}
-        made = _ported(under(signature, short), target, shown, hints, scale)
-        return _renamed(made, {new: old for old, new in short.items()})
-    renamed, back = _hinted(signature, hints)
-    by_place = False
-    if not hints:
-        renamed, back = named_by_position(renamed, target)
-        by_place = bool(back)
-    original = {new: old for old, new in back.items()} if back else {}
+        made = _matched(under(signature, short), target, shown, scale, is_hinted=is_hinted)
+        return _renamed(made, {name: key for key, name in short.items()})
+    renamed, placed = (signature, dict[str, str]()) if is_hinted else named_by_position(signature, target)
+    original = {name: key for key, name in placed.items()}
 
     def values(key: str) -> Any:
         tensor = tensors.get(original.get(key, key))
         if tensor is None or tensor.numel > _SMALL or tensor.dtype.numpy is None or tensor.storage.big_endian:
             return None
-        return tensor.numpy()
+        found = tensor.numpy()
+        if tensor.dtype.is_complex:  # the rules that look at values know real numbers
+            import numpy as np
+
+            return np.stack((found.real, found.imag))
+        return found
 
     mapping = port(renamed, target, values=values, lora_scale=scale)
     if mapping.unused and (mapping.having("guessed") or mapping.having("unmapped")):
@@ -446,11 +468,7 @@ def _ported(
             other = port(replace(renamed, entries=ties), target, values=values, lora_scale=scale)
             if _open(other) < _open(mapping):
                 mapping = other
-    if by_place:
-        mapping = doubt_order(mapping, target)
-    if hints:
-        mapping = _doubt_what_is_against(mapping, back, renamed, target)
-    return _renamed(mapping, original) if back else mapping
+    return _renamed(doubt_order(mapping, target), original) if placed else mapping
 
 
 def _open(mapping: Mapping) -> tuple[int, int]:
@@ -633,14 +651,14 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
         f"nothing fits: {len(fitting):,} of {counted(len(wanted), 'key')} of {printable(target.name)} found a source",
         where=ckpt.where,
         evidence=[
-            *_misses(mapping, target),
+            *_misses(mapping),
             "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
         ],
         hint=f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.where else None,
     )
 
 
-def _misses(mapping: Mapping, target: Signature) -> list[str]:
+def _misses(mapping: Mapping) -> list[str]:
     """Return a line for each near miss, four at most: a key of MAPPING that needs a source and has none, with two or
     more dimensions, for which the source has a key with the same last component and as many dimensions. The line has
     that key of the source (of several, the one of the same name, else the most similar, else the first), and in which
@@ -689,4 +707,4 @@ def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
     return f": {'; '.join(off)}" if off else ""
 
 
-__all__ = ["Ambiguous", "by_position", "match_signature", "require_fit"]
+__all__ = ["by_position", "match_signature", "require_fit"]

@@ -201,7 +201,7 @@ def _subtrees(tensors: _Held, sort: Order, depth: int) -> list[tuple[str, ...]]:
             found[place] += number
     rows = [
         (
-            printable(head, 80) or "(all)",
+            printable(head, 80) or ('""' if depth else "(all)"),
             counted(count, "tensor"),
             f"{count_text(numel)} parameter{'' if numel == 1 else 's'}",
             size_text(size),
@@ -250,12 +250,15 @@ def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width
     each = {(shape, kind.bytes) for kind, shape in shapes.items()}
     told = dict(each) if len(each) == len(set(shapes.values())) else {}  # bytes by shape, if those tell; else by key
     by_key = {} if told else dict(zip(keys, map(attrgetter("bytes"), of_tensors), strict=True))
+
+    def shown(name: str, limit: int) -> str:
+        return printable(_DOT.sub("/", name) if slashed else name, limit)
+
     for group in collapse_modules(keys, list(map(shapes.__getitem__, of_tensors))):
-        pattern = _DOT.sub("/", group.pattern) if slashed else group.pattern
-        name = printable(pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
+        name = shown(group.pattern, 80) + (f"  x{group.count:,}" if group.count > 1 else "")
         one = sum(told[shape] for _, shape in group.leaves) if told else 0
         size = group.count * one if told else sum(map(by_key.__getitem__, group.keys))
-        texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in group.leaves]
+        texts = [f"{shown(leaf, 40)} {shape}" for leaf, shape in group.leaves]
         folded.append((name, size, (name or "(top level)", size_text(size), texts)))
     rows = _sorted(folded, sort)
     room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))

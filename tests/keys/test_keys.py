@@ -542,22 +542,24 @@ def test_keys_fold_together_as_if_each_were_taken_apart_by_itself(keys):
 
 
 TENSORS_OF_MODULES = st.lists(
-    st.tuples(st.sampled_from(["a.{}", "a.{}.b.{}", "{}", "a.x{}", ""]), st.integers(0, 2), st.integers(0, 1)),
+    st.tuples(
+        st.sampled_from(["a.{}", "a.{}.b.{}", "{}", "a.x{}", "", "a..{}", "{}."]), st.integers(0, 2), st.integers(0, 1)
+    ),
     unique=True,
 )
 
 
-@given(TENSORS_OF_MODULES, st.sets(st.sampled_from(["w", "b", "0", "1", "w.0"]), min_size=1), st.data())
+@given(TENSORS_OF_MODULES, st.sets(st.sampled_from(["w", "b", "0", "1", "w.0", ".w", ".0", ""]), min_size=1), st.data())
 def test_modules_fold_as_if_the_tensors_of_each_were_looked_at_by_itself(modules, leaves, data):
     keys = dict.fromkeys(
-        f"{pattern.format(x, y)}.{leaf}".removeprefix(".") for pattern, x, y in modules for leaf in sorted(leaves)
+        f"{pattern.format(x, y)}.{leaf}" if pattern else leaf for pattern, x, y in modules for leaf in sorted(leaves)
     )
     kept = [key for key in keys if data.draw(st.integers(0, 9))]
     kinds = [data.draw(st.sampled_from("kkkkkkkkl")) for _ in kept]
     tensors = {}
     for key, kind in zip(kept, kinds, strict=True):
         module, _, leaf = key.rpartition(".")
-        tensors.setdefault(module, []).append((leaf, kind))
+        tensors.setdefault(module, []).append((leaf if module else key, kind))
     by_module = [
         (one.pattern, len(one.keys), one.signature)
         for one in collapse((module, tuple(held)) for module, held in tensors.items())
@@ -565,6 +567,9 @@ def test_modules_fold_as_if_the_tensors_of_each_were_looked_at_by_itself(modules
     folded = collapse_modules(kept, kinds)
     assert [(one.pattern, one.count, one.leaves) for one in folded] == by_module
     assert sorted(key for one in folded for key in one.keys) == sorted(kept)
+    for one in folded:
+        if one.count == 1:
+            assert [f"{one.pattern}.{leaf}" if one.pattern else leaf for leaf, _ in one.leaves] == list(one.keys)
     assert [len(one.keys) for one in folded] == [one.count * len(one.leaves) for one in folded]
 
 

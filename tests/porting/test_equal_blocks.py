@@ -256,3 +256,16 @@ def test_all_is_matched_if_equal_blocks_do_not_have_one_result() -> None:
 def test_the_explanation_names_the_block_that_was_matched() -> None:
     text = explained(port(*both(*stack(MANY))), "layers.22.mlp.up.weight")
     assert "Its block is equal to that of layers.11.mlp.up.weight" in text
+
+
+def test_the_explanation_of_a_part_names_the_units_of_its_own_block() -> None:
+    target: Shapes = {"embed.weight": (50, 8)}
+    source: Shapes = {"wte.weight": (50, 8)}
+    for n in range(MANY):
+        target |= {f"h.{n}.attn.qkv.weight": (24, 8), f"h.{n}.attn.out.weight": (8, 8)}
+        source |= {f"layers.{n + 1}.attn.{name}_proj.weight": (8, 8) for name in "qkvo"}
+    short, all_of_them = (made(*both(target, source)) for made in (port, whole))
+    assert len([*short["h.22.attn.qkv.weight"].way]) == 3
+    for key in target:
+        ways = [[(part.target, part.source) for part in one[key].way] for one in (short, all_of_them)]
+        assert ways[0] == ways[1]

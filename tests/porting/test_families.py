@@ -117,7 +117,9 @@ def test_a_number_that_is_not_in_the_weights_is_asked_for_or_found_beside_them(t
     (tmp_path / "config.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
     (tmp_path / "params.json").write_text("no JSON")  # the other one counts then
     assert len(apply_mapping(path, "llama-to-hf").entries) > 1
-    (tmp_path / "config.json").unlink()
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 32}))  # and for what the first lacks
+    assert len(apply_mapping(path, "llama-to-hf").entries) > 1
+    (tmp_path / "config.json").write_text(json.dumps({"n_heads": 8}))
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 4, "dim": 32}))
     found = apply_mapping(path, "llama-to-hf")
     assert str(found["model.layers.0.self_attn.k_proj.weight"].expr) == (
@@ -189,9 +191,26 @@ def test_tensors_that_the_family_does_not_know_may_be_left_behind() -> None:
         ("numbers:\n  1n: 0..3\nmapping:\n  a: b\n", "line 3: '1n' is not a name of a number"),
         ("numbers:\n  n: 0..3\nmaping:\n  a: b\n", "line 4: 'maping' is not a section"),
         ("numbers:\n  n: 0..3\nmapping:\n  a.{n}: slice(x.{n}, 0)\n", "line 5: a.{n}: slice()"),
-        ("numbers:\n  n: 0..3\nmapping:\n  a.{m}: x.{m}\n", "names the number 'm', which it does not define"),
-        ("numbers:\n  n: 0..3\nmapping:\n  a.{n +}: x.{n}\n", "{n +} is not a sum of numbers"),
+        (
+            "numbers:\n  n: 0..3\nmapping:\n  a.{m}: x.{m}\n",
+            "line 5: 'm' names the number 'm', which it does not define",
+        ),
+        ("numbers:\n  n: 0..3\nmapping:\n  a.{n +}: x.{n}\n", "line 5: 'n +' is not a sum of numbers"),
         (f"numbers:\n  m: {'9' * 400}\n  n: 0..m\nmapping:\n  a.{{n}}: x.{{n}}\n", "gives a number beyond 2**40"),
+        (f"numbers:\n  n: {'1 + ' * 9000}1\nmapping:\n  a.{{n}}: x.{{n}}\n", "line 3: '1 + 1 + 1"),
+        (f"numbers:\n  n: 0..3\nmapping:\n  a.{{n}}: x.{{{'1 + ' * 9000}n}}\n", "line 5: '1 + 1 + 1"),
+        (
+            'numbers:\n  n: 0..count("x.0")\nmapping:\n  a.{n}: x.{n}\n',
+            "has a pattern without {} for the number: 'x.0'",
+        ),
+        (
+            'numbers:\n  n: lowest("x.*")\nmapping:\n  a.{n}: x.{n}\n',
+            "line 3: 'lowest(\"x.*\")' has a pattern without {}",
+        ),
+        (
+            'numbers:\n  n: 0\nmapping:\n  a.{count("x.0")}: x.{n}\n',
+            "line 5: 'count(\"x.0\")' has a pattern without {}",
+        ),
         ("numbers:\n  n: 0..open('x')\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..9**9**9\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
         ("numbers:\n  n: 0..m\n  m: m + 1\nmapping:\n  a.{n}: x.{n}\n", "is not a sum of numbers"),
@@ -218,6 +237,40 @@ def test_a_file_for_a_family_that_somebody_wrote_is_used(tmp_path: Path) -> None
     made = converted(state, str(tmp_path / "ours.yaml"))
     assert list(made) == ["layers.1.weight", "layers.3.weight", "layers.2.scale", "layers.5.weight"]
     assert torch.equal(made["layers.3.weight"], state["h.1.w"].T)
+
+
+@pytest.mark.parametrize(("key", "value"), [("model.{...}", "{...}"), ("{...}", "model.{...}")])
+def test_a_line_for_any_key_takes_a_file_of_the_side_that_it_names_a_part_of(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (tmp_path / "m.yaml").write_text(f'ckptool-mapping: 1\nmapping:\n  "{key}": "{value}"\n')
+    invert = value == "{...}"
+    made = converted({"model.a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
+    assert list(made) == ["a.w"]
+    with pytest.raises(RuleError, match=r"does not hold what m.* takes"):
+        apply_mapping({"a.w": torch.ones(2)}, str(tmp_path / "m.yaml"), invert=invert)
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "invert", "said"),
+    [
+        ("x.{n - n}.w: b.{n}.w", ("b.0.w", "b.1.w"), False, "line 5: x.0.w is made of b.1.w, and of b.0.w as well"),
+        ("x.{n - n}.w: b.{n}.w", ("x.0.w",), True, "line 5: x.0.w is made of b.1.w, and of b.0.w as well"),
+        ('"{...}": "m.{...}"\n  a.w: b.w', ("m.a.w", "b.w"), False, "line 5: a.w is made of m.a.w, and of b.w as well"),
+        ("x.w: scale(b.w, 2)\nback:\n  b.{n - n}w: x.w", ("x.w",), True, "line 7: b.0w is made of x.w, and of x.w as"),
+        ("x.0.w: if_there(b.w)\n  x.{0}.w: if_there(c.w)", ("b.w",), False, ""),
+        ("x.0.w: if_there(b.w)\n  x.{0}.w: if_there(c.w)", ("b.w", "c.w"), False, "line 6: x.0.w is made of c.w"),
+    ],
+)
+def test_no_key_is_made_twice(tmp_path: Path, lines: str, state: tuple[str, ...], invert: bool, said: str) -> None:
+    (tmp_path / "m.yaml").write_text(f"ckptool-mapping: 1\nnumbers:\n  n: 0..1\nmapping:\n  {lines}\n")
+    tensors = {key: torch.ones(2) for key in state}
+    if not said:
+        assert list(apply_mapping(tensors, str(tmp_path / "m.yaml"))) == ["x.0.w"]
+        return
+    with pytest.raises(RuleError) as caught:
+        apply_mapping(tensors, str(tmp_path / "m.yaml"), invert=invert)
+    assert said in caught.value.what
 
 
 def test_matching_consults_no_mapping_that_ships(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,18 @@ def test_a_mapping_can_be_inspected_edited_saved_and_used_again(old: nn.Module, 
     assert set(edited.unused) == set(old.state_dict())
 
 
+def test_a_mapping_is_read_like_a_dict_from_keys_of_the_model_to_entries(old: nn.Module) -> None:
+    mapping = ckptool.transfer(old.state_dict(), Named())
+    assert list(mapping) == list(Named().state_dict()) == [entry.target for entry in mapping.entries]
+    assert len(mapping) == len(mapping.entries)
+    assert dict(mapping) == {entry.target: entry for entry in mapping.entries}
+    assert "head.weight" in mapping
+    assert "nope" not in mapping
+    assert mapping.get("nope") is None
+    with pytest.raises(KeyError, match="nope"):
+        mapping["nope"]
+
+
 def test_the_weights_of_a_mapping_are_taken_from_where_the_caller_says(old: nn.Module, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = chain()
@@ -314,6 +326,27 @@ def test_what_is_no_model_is_named(old: nn.Module, model: Any, says: str) -> Non
             ckptool.transfer(old.state_dict(), Named)
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"by": "foo"}, "by: 'foo' is not evidence or position"),
+        ({"by": "position", "first": -1}, "first: -1 is not a number from 1 on"),
+        ({"by": "position", "start": -1}, "start: -1 is not a number from 0 on"),
+        ({"input_channels": "foo"}, "input_channels: 'foo' is not repeat or sum or mean or zeros or first"),
+    ],
+)
+def test_an_argument_that_says_nothing_is_refused_also_where_it_does_not_matter(
+    old: nn.Module, more: dict[str, Any], says: str
+) -> None:
+    for model in (Named(), chain()):
+        with pytest.raises(ckptool.RuleError) as raised:
+            ckptool.transfer(old.state_dict(), model, **more)
+        assert str(raised.value) == f"{says}."
+        if "input_channels" in more:
+            with pytest.raises(ckptool.RuleError, match=says):
+                ckptool.load_into(model, old.state_dict(), **more)
+
+
 def test_one_hint_is_given_as_a_text() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -327,6 +360,25 @@ def test_one_hint_is_given_as_a_text() -> None:
 
 
 LINEAR = {"weight": (4, 4), "bias": (4,)}
+
+
+def test_a_hint_is_for_the_names_of_the_file_however_long_they_are() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.left(x) + self.right(x * 2)
+
+    deep = ".inner" * 72
+    source = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}).state_dict()
+    state = {f"{key[0]}{deep}{key[1:]}": value for key, value in source.items()}
+    mapping = ckptool.transfer(state, Model(), hints=[f"b{deep}=left", f"a{deep}=right"])
+    assert str(mapping["left.weight"].expr) == f"b{deep}.weight"
+    assert str(mapping["right.bias"].expr) == f"a{deep}.bias"
+    assert mapping.is_sure
+    assert not mapping.unused
 
 
 def test_printed_an_account_is_the_report_and_shown_it_is_one_line(old: nn.Module) -> None:

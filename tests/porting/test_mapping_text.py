@@ -75,7 +75,7 @@ def test_a_hint_is_named_only_where_another_tensor_could_be_meant(rival: str | N
     rivals = () if rival is None else (ex.parse(rival),)
     entry = guess("t.w", (2, 2), ex.parse("shift(a.w, 1.0)" if rival == "a.w" else "a.w"), rivals)
     with pytest.raises(Doubtful) as raised:
-        require_accepted(Mapping((entry,), ()), None, None, "ckptool transfer a.pth m.py")
+        require_accepted(Mapping((entry,), ()), [], [], "ckptool transfer a.pth m.py")
     assert len(raised.value.evidence) == 1 + len(says)
     assert all(line.startswith(said) for line, said in zip(raised.value.evidence[1:], says, strict=True))
 
@@ -124,7 +124,7 @@ def test_the_hint_that_is_named_never_gives_two_keys_one_name(
     (entry,) = guesses((target, "other", (rival,)))
     mapping = Mapping((entry,), (), dict.fromkeys(("other", rival, *others), (2,)))
     with pytest.raises(Doubtful) as raised:
-        require_accepted(mapping, None, None)
+        require_accepted(mapping, [], [])
     said = [line for line in raised.value.evidence if line.startswith("if ")]
     assert said == ([] if rule is None else [f"if {target} is {rival}: hints=[{rule!r}]"])
 
@@ -141,12 +141,13 @@ def test_blocks_that_a_shallower_model_leaves_behind_are_noted_on_top() -> None:
     assert "note:" not in mapping_text(port(signature(layers(6)), wanted(layers(6))))
 
 
-@pytest.mark.parametrize("key", ["p.a b", "p.x{}y", "re:z", "p.re:z*", "p.q'uote", "{...}", "a.*", "p.w"])
-def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str) -> None:
-    """Whatever a parameter is called: dicts of parameters have any text for a name."""
-    others = ("p.a", "p.xzy", "z", "q.w", "a.b")
+@pytest.mark.parametrize("below", [(), ("w",), ("w", "0.w")])
+@pytest.mark.parametrize("key", ["p.a b", "p.x{}y", "re:z", "p.re:z*", "p.q'uote", "{...}", "a.*", "p.w", "w"])
+def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str, below: tuple[str, ...]) -> None:
+    """Whatever a parameter is called: dicts of parameters have any text for a name, also that of a module beside it."""
+    others = ("p.a", "p.xzy", "z", "q.w", "a.b", *(f"{key}.{name}" for name in below))
     entries = (Entry(key, (1,)), *(Entry(other, (1,), ex.of("s")) for other in others))
     mapping = Mapping(entries, ())
     (pattern,) = gap_patterns(mapping, entries[:1])
     assert [e.target for e in entries if Pattern.parse(pattern).matches(e.target)] == [key]
-    require_accepted(mapping, None, [pattern])
+    require_accepted(mapping, [], [pattern])

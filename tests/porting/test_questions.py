@@ -56,10 +56,18 @@ def test_a_refusal_shows_the_whole_advice_once() -> None:
     asked: Question[Expr] = ask(Reason.EQUALISED)
     doubted = replace(mapping, entries=tuple(e.asking(asked) for e in mapping.entries))
     with pytest.raises(Doubtful) as raised:
-        require_accepted(doubted, None, None)
+        require_accepted(doubted, [], [])
     first, second, *_ = raised.value.evidence
     assert first.endswith(str(asked))
     assert second.endswith("…")
+
+
+def test_a_refusal_shows_one_of_the_keys_that_differ_in_numbers() -> None:
+    mapping = port(signature({}), wanted({f"h.{n}.{leaf}": (4,) for n in (8, 9, 10, 100) for leaf in ("w1", "v")}))
+    with pytest.raises(Doubtful) as raised:
+        require_accepted(mapping, [], [])
+    first, second, more, *_ = raised.value.evidence
+    assert (first.split()[0], second.split()[0], more) == ("h.8.w1", "h.8.v", "… and 6 more")
 
 
 def asked_of(source: Signature, target: Signature) -> set[Reason]:

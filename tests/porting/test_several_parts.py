@@ -61,6 +61,13 @@ def test_a_mapping_over_several_parts_is_read_back_and_replayed(tmp_path: Path) 
     assert all(torch.equal(value, found[key]) for key, value in theirs.state_dict().items())
 
 
+def test_complex_weights_of_any_part_are_refused_for_real_tensors() -> None:
+    parts = {name: dict(getattr(Whole(), name).state_dict()) for name in ("encoder", "decoder")}
+    parts["decoder"]["layers.1.weight"] = parts["decoder"]["layers.1.weight"].to(torch.complex64)
+    with pytest.raises(ckptool.CannotCarry, match=r"decoder\.layers\.1\.weight is float32 in the model, and complex"):
+        ckptool.transfer({"enc": parts["encoder"], "dec": parts["decoder"]}, Whole())
+
+
 def test_a_part_that_fits_as_it_is_takes_nothing_from_the_others(tmp_path: Path) -> None:
     import ckptool
 

@@ -173,6 +173,21 @@ def test_modules_of_names_with_slashes_have_lines_of_their_own(tmp_path, slashes
     assert row == f"{name} x3 96 bytes w [2, 2] b [2,"
 
 
+@pytest.mark.parametrize("dot", [".", "/"])
+def test_a_name_with_empty_components_is_shown_whole(dot):
+    names = [f"a{dot}{dot}b", f"{dot}d", "d", f"{dot}{dot}e", dot]
+    whole = Checkpoint(Dict([(name, tensor(np.ones(4, "float32"))) for name in names], True))
+    rows = [line.split() for line in inspect_text(describe(whole)).splitlines() if "[4]" in line]
+    assert [(row[0], [word for word in row if word[-1] in f"bde{dot}"][-3:]) for row in rows] == [
+        (f"a{dot}", [f"a{dot}", "b"]),
+        ("(top", [f"{dot}d", "d", dot]),
+        (dot, [dot, "e"]),
+    ]
+    if dot == ".":
+        totals = [line.split()[0] for line in inspect_text(describe(whole), depth=1).splitlines() if "tensor" in line]
+        assert totals == ["a", '""', "d"]
+
+
 def test_a_line_of_layers_has_the_bytes_of_each_of_them(tmp_path):
     torch = pytest.importorskip("torch")
     state = {f"layers.{n}.w": torch.diag((torch.arange(5) > n).float()).to_sparse() for n in range(3)}

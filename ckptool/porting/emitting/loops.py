@@ -107,11 +107,6 @@ def _places(x: Expr) -> tuple[int, ...]:
     return {"select": (1,), "slice": (1, 2)}.get(x.op, ())
 
 
-def _keys(x: Expr) -> list[str]:
-    """Return the keys in X, in the order in which they are written, each as often as X has it."""
-    return [x.key] if x.is_copy else [key for arg in x.args for key in _keys(arg)]
-
-
 # ---------------------------------------------------------------------------------------------- entries to steps
 
 
@@ -151,7 +146,7 @@ def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
         own, theirs = _heads(entry.target, expr.key)
         return Step(own, expr.rename(lambda _: theirs), (entry.target[len(own) :],), comments=comments)
     leaf = entry.target.rpartition(".")[2]
-    keys = _keys(expr)
+    keys = expr.keys()
     if leaf in ("weight", "bias") and keys and all(key.endswith(f".{leaf}") for key in keys):
         short = expr.rename(lambda key: key.removesuffix(leaf))
         return Step(entry.target.removesuffix(leaf), short, (leaf,), comments=comments)
