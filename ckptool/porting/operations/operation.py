@@ -199,7 +199,8 @@ class Calculation(Operation):
     """An operation that computes values when they are written.
 
     The result has the widest type of its tensors (`widest`; of the first `typed` ones, if that is not None). It is
-    computed in float64 if that type is float64, else in float32, and rounded once (if all are whole numbers, cut off).
+    computed in that type if it is float64 or complex, else in float32, and rounded once. If all tensors are whole
+    numbers, it is computed with these, and cut off.
     """
 
     typed: ClassVar[int | None] = None
@@ -305,9 +306,9 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
     """Return the one of PARTS whose type the result made from all of them gets: the first with the largest elements, in
-    bytes, of those whose type is floating point or complex; of all, if there are none.
+    bytes, of those whose type is complex; of those that are floating point, if there are none; else of all.
     """
-    return max(parts, key=lambda part: (part.dtype.is_floating or part.dtype.is_complex, part.dtype.itemsize))
+    return max(parts, key=lambda part: (part.dtype.is_complex, part.dtype.is_floating, part.dtype.itemsize))
 
 
 def need(condition: bool, what: str) -> None:
