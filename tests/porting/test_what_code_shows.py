@@ -442,6 +442,32 @@ def test_a_batch_norm_is_folded_with_the_eps_of_the_code() -> None:
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
 
 
+@pytest.mark.parametrize("code", [False, True])
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        ({"token": nn.Parameter(torch.zeros(5))}, Reason.FOLDED_NORM),
+        ({"last": nn.LayerNorm(5)}, Reason.UNREAD_NORM),
+        ({"mean": nn.Parameter(torch.zeros(5)), "spread": nn.Parameter(torch.ones(5))}, Reason.UNREAD_NORM),
+    ],
+)
+def test_a_norm_is_folded_and_if_something_new_in_the_model_may_be_it_this_is_asked(
+    new: Any, reason: Any, code: Any
+) -> None:
+    own = Conved(norm=False)
+    for name, one in new.items():
+        setattr(own, name, one)
+    mapping = ported(Conved(norm=True), own, "float32[2,3,6,6]", code=code)
+    for key in ("conv.weight", "conv.bias"):
+        entry = found(mapping, key)
+        if reason is Reason.UNREAD_NORM and key == "conv.bias":  # which has no source then
+            assert entry.expr is None
+            continue
+        assert [question.reason for question in entry.questions] == [reason]
+        assert ("fold" in str(entry.expr)) == (reason is Reason.FOLDED_NORM)
+        assert entry.status == ("mapped" if code and reason is Reason.FOLDED_NORM else "guessed")
+
+
 class Tokened(nn.Module):
     """A linear layer of tokens with a batch norm of its channels, as in LeViT; or with the norm folded in."""
 
