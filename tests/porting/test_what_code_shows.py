@@ -106,6 +106,43 @@ def test_one_column_of_patches_shows_the_order_of_their_pixels() -> None:
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 4))
 
 
+class Merged(nn.Module):
+    """Lists features in an ORDER for a linear layer, or takes them with a convolution: patches of them, or all."""
+
+    def __init__(self, order: str, patches: bool) -> None:
+        super().__init__()
+        self.order, self.step = order, 2 if patches else 4
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 5)
+        size = self.step
+        self.down = nn.Linear(8 * size**2, 16) if order else nn.Conv2d(8, 16, size, size if patches else 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        if self.order:
+            n, c, h, w = x.shape
+            if self.step == 4:
+                return self.head(self.down((x if self.order == "chw" else x.permute(0, 2, 3, 1)).flatten(1)))
+            cut = x.reshape(n, c, h // 2, 2, w // 2, 2)
+            cut = cut.permute(0, 2, 4, *((1, 3, 5) if self.order == "chw" else (3, 5, 1)))
+            return self.head(self.down(cut.reshape(n, -1, 4 * c)).mean(1))
+        return self.head(self.down(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("order", "code"), [("chw", False), ("chw", True), ("hwc", True)])
+def test_a_linear_layer_over_all_features_is_a_convolution_in_the_order_of_its_code(order: str, code: bool) -> None:
+    theirs, own = Merged(order, patches=False), Merged("", patches=False)
+    mapping = ported(theirs, own, "float32[2,3,4,4]", code=code)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("order", ["chw", "hwc"])
+def test_in_which_order_a_linear_layer_lists_patches_of_features_is_asked(order: str) -> None:
+    for code in (False, True):
+        mapping = ported(Merged(order, patches=True), Merged("", patches=True), "float32[2,3,4,4]", code=code)
+        assert answers(mapping, "down.weight") == [(Reason.PATCHES, "")]
+
+
 class Frames(Patched):
     """Takes videos with their frames first, one picture after the other."""
 
