@@ -36,6 +36,28 @@ def answers(mapping: Any, key: str) -> list[tuple[Reason, str]]:
     return [(question.reason, question.answer) for question in found(mapping, key).questions]
 
 
+class Product(nn.Module):
+    """Multiplies the outputs of two square layers, which nothing else tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"enter": (6, 8), "first": (8, 8), "second": (8, 8), "leave": (8, 16)}
+        for name, (width, rows) in sizes.items():
+            setattr(self, name, nn.Linear(width, rows, bias=False))
+
+    def forward(self, x: Any) -> Any:
+        x = self.enter(x)
+        return self.leave(self.first(x) * self.second(x))
+
+
+def test_what_may_be_in_the_place_of_a_matrix_that_is_transposed_is_transposed_too() -> None:
+    file = {"w_in": (6, 8), "alpha": (8, 8), "beta": (8, 8), "w_out": (8, 16)}
+    source = {key: torch.zeros(shape) for key, shape in file.items()}
+    mapping = ckptool.transfer(source, Product(), inputs=["float32[2,6]"])
+    assert [str(rival) for rival in found(mapping, "first.weight").rivals] == ["transpose(beta)"]
+    assert [str(rival) for rival in found(mapping, "second.weight").rivals] == ["transpose(alpha)"]
+
+
 # ------------------------------------------------------------------------------------------------------- pictures
 
 

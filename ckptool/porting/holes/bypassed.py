@@ -6,6 +6,8 @@ makes the parts, of its norm, and of the layer that takes them all stand in anot
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...model_code.signature import Bypass
 from .. import expression as ex
 from ..expression import Expr
@@ -57,10 +59,10 @@ def _move_or_ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) 
             continue
         size = piece.shape[own.dim]
         if known is None:
-            filled.ask(Reason.BYPASS, options=[_moved(filled.expr, size, own, usual)])
+            filled.ask(Reason.BYPASS, other=partial(_moved, size=size, own=own, place=usual))
         else:
-            moved = _moved(filled.expr, size, own, known)
-            filled.learn(moved, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
+            move = partial(_moved, size=size, own=own, place=known)
+            filled.learn(move, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:

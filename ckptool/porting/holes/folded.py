@@ -119,10 +119,11 @@ class _Norm:
         weight = filling.holes[self.t.pieces["weight"].name].expr
         for role, fold in (("weight", self._weight), ("bias", partial(self._bias, weight=weight))):
             name = self.t.pieces[role].name
-            plain = filling.holes[name]
-            questions = [question.translated(fold) for question in plain.questions]
-            questions.append(self._question().about(plain.expr))
-            filling.holes[name] = Filled(fold(plain.expr), "folded", questions)
+            filled = filling.holes[name]
+            plain = filled.expr
+            filled.change(fold)
+            filled.questions.append(self._question().about(plain))
+            filled.evidence = "folded"
 
     def _question(self) -> Question[Expr]:
         if self.eps is None:
