@@ -98,7 +98,8 @@ class Filling:
         holes: name of a hole -> what fills it; holes that are not filled are missing.
         misses: name of a hole -> why it stays empty, if more is known than that no source fits.
         unit_of: name of a hole -> the units (target, source) that it was filled from.
-        planned: what is done to the holes at the end, after all questions about layers are asked.
+        planned: (unit of the source, what is done with it to the holes at the end, after all questions about layers are
+            asked).
         same_names: whether the source has all keys of the model but for buffers, and so most likely the same code.
     """
 
@@ -109,7 +110,7 @@ class Filling:
         self.holes: dict[Name, Filled] = {}
         self.misses: dict[Name, Question[Expr]] = {}
         self.unit_of: dict[Name, Pair] = {}
-        self.planned: list[Callable[[Filling], None]] = []
+        self.planned: list[tuple[Unit, Callable[[Filling], None]]] = []
         own = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
         self.same_names = own <= set(source.signature.entries)
         self._compared: dict[tuple[str, str], bool] = {}

@@ -62,7 +62,7 @@ def fold_norms(filling: Filling) -> None:
 
 def finish_folds(filling: Filling) -> None:
     """Fold each norm that `fold_norms` planned into its layer. Call this after all that decides about the layers."""
-    for fold in filling.planned:
+    for _, fold in filling.planned:
         fold(filling)
 
 
@@ -103,14 +103,13 @@ class _Norm:
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def plan(self, filling: Filling) -> None:
-        """Add the folding of the norm into the layer to `filling.planned`. The bias of the model's layer is noted as
-        made from the norm. Until it is folded, it keeps what fills it; it gets zeros if nothing fills it, or if the
-        source's layer has no bias.
+        """Add the folding of the norm into the layer to `filling.planned`. Until it is folded, the bias of the model's
+        layer keeps what fills it; it gets zeros if nothing fills it, or if the source's layer has no bias.
         """
         bias = self.t.pieces["bias"]
         known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
-        filling.put(bias, (self.t, self.unit), known or Filled(self._zeros(), "folded", []))
-        filling.planned.append(self._fold)
+        filling.put(bias, (self.t, self.s), known or Filled(self._zeros(), "folded", []))
+        filling.planned.append((self.unit, self._fold))
 
     def _fold(self, filling: Filling) -> None:
         """Fold the norm into weight and bias of the layer. The questions about each stay, with the norm folded into

@@ -127,7 +127,8 @@ def _leftovers(filling: Filling) -> None:
         cells = filling.matcher.cells
         every = (*cells.targets, *filling.matching.later)
         targets = [u for u in every if not any(p.name in filling.holes for p in u.pieces.values())]
-        sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+        planned = {id(u) for u, _ in filling.planned}
+        sources = [u for u in cells.sources if id(u) not in planned and not used & set(u.main.expr.keys())]
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
         everything = propose not in (leftovers.parts, leftovers.rows)
         for one in propose(pairs, targets, cells.sources if everything else sources):
@@ -156,7 +157,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """
     new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
-    used = {id(s) for _, s in filling.unit_of.values()}
+    used = {id(s) for s in (*(s for _, s in filling.unit_of.values()), *(s for s, _ in filling.planned))}
     free_s = [s for s in filling.matching.free_sources if id(s) not in used]
     before = len(joined)
     for t in free_t:
