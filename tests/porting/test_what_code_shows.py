@@ -58,6 +58,66 @@ def test_what_may_be_in_the_place_of_a_matrix_that_is_transposed_is_transposed_t
     assert [str(rival) for rival in found(mapping, "second.weight").rivals] == ["transpose(alpha)"]
 
 
+class Head(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, width) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return (self.q(x) @ self.k(x).mT / 2).softmax(-1) @ self.v(x)
+
+
+class Heads(nn.Module):
+    """An attention with a module for each head; or with one layer, whose outputs code arranges in the way of ORDER."""
+
+    def __init__(self, heads: int, order: str = "") -> None:
+        super().__init__()
+        self.count, self.width, self.order = heads, 16 // heads, order
+        if order:
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        else:
+            self.heads, self.out = nn.ModuleList(Head(16 // heads) for _ in range(heads)), nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        if not self.order:
+            return self.out(torch.cat([head(x) for head in self.heads], -1))
+        n, m, _ = x.shape
+        heads, width, y = self.count, self.width, self.qkv(x)
+        if self.order == "parts heads width":
+            q, k, v = y.reshape(n, m, 3, heads, width).permute(2, 0, 3, 1, 4)
+        elif self.order == "heads parts width":
+            q, k, v = y.reshape(n, m, heads, 3, width).permute(3, 0, 2, 1, 4)
+        elif self.order == "heads, cut":
+            q, k, v = y.reshape(n, m, heads, 3 * width).permute(0, 2, 1, 3).chunk(3, -1)
+        elif self.order == "heads width parts":
+            q, k, v = y.reshape(n, m, heads, width, 3).permute(4, 0, 2, 1, 3)
+        elif self.order == "width heads parts":
+            q, k, v = y.reshape(n, m, width, heads, 3).permute(4, 0, 3, 1, 2)
+        else:
+            q, k, v = (part.reshape(n, m, width, heads).permute(0, 3, 1, 2) for part in y.chunk(3, -1))
+        return self.proj(((q @ k.mT / 2).softmax(-1) @ v).permute(0, 2, 1, 3).reshape(n, m, 16))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "parts heads width",
+        "heads parts width",
+        "heads, cut",
+        "heads width parts",
+        "width heads parts",
+        "parts, width heads",
+    ],
+)
+def test_heads_with_a_module_each_are_joined_as_the_code_of_one_layer_arranges_them(order: str) -> None:
+    theirs, own = Heads(2), Heads(2, order)
+    for code in (False, True):
+        mapping = ported(theirs, own, "float32[2,5,16]", code=code)
+        assert {reason for reason, answer in answers(mapping, "qkv.weight") if not answer} <= {Reason.PARTS_TAKE_TURNS}
+        assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 16))
+        assert (mapping.having("guessed") == []) == ("width heads" not in order)
+
+
 # ------------------------------------------------------------------------------------------------------- pictures
 
 
