@@ -400,6 +400,28 @@ def test_whole_numbers_do_not_cut_off_fractions(torch: Any, text: str, kinds: di
     assert (made.numpy() % 1).any()
 
 
+@pytest.mark.parametrize(
+    "op", [op for op, law in LAWS.items() if law.inverse in ("exact", "of all parts") and op != "zeros"]
+)
+@quick
+@given(data=st.data(), shape=SHAPES)
+def test_what_only_moves_values_lets_factors_through(op: str, data: Any, shape: Shape) -> None:
+    plain, tensors = called(data.draw, op, shape)
+    scaled = plain.replaced(lambda key: ex.scale(ex.of(key), 2.0))
+    assert ex.unscaled(scaled) == plain
+    np.testing.assert_array_equal(given_by(scaled, tensors), 2 * given_by(plain, tensors))
+
+
+@pytest.mark.parametrize("op", ["nonzero", "shift", "scale", "flip", "rotary", "flatten"])
+@quick
+@given(data=st.data(), shape=SHAPES)
+def test_sizes_of_a_tensor_are_read_off_a_result_that_keeps_them(op: str, data: Any, shape: Shape) -> None:
+    x, tensors = called(data.draw, op, shape)
+    found: dict[str, Shape] = {}
+    ex.shapes_read(x, given_by(x, tensors).shape, found)
+    assert found == {key: value.shape for key, value in tensors.items()}
+
+
 @pytest.mark.parametrize("op", [op for op, law in LAWS.items() if law.inverse == "of all parts"])
 @quick
 @given(data=st.data(), shape=SHAPES)

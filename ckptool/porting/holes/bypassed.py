@@ -69,16 +69,16 @@ def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
     """Return what a forward pass shows about the parts of the channels of UNIT (`facts.bypasses` of the first of its
     tensors that were not split or joined and have such facts); () if it shows none.
     """
-    shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.shape == p.entry.shape)
+    shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.is_whole)
     return next(filter(None, shown), ())
 
 
 def _is_whole(filling: Filling, piece: Piece) -> bool:
-    """Return whether PIECE of the model is filled, has the sizes of its key, and joins no tensors of the source (its
-    expression has no `cat`), so that its parts are in the order of the source.
+    """Return whether PIECE of the model is filled, is a whole tensor (`Piece.is_whole`), and joins no tensors of the
+    source (its expression has no `cat`), so that its parts are in the order of the source.
     """
     filled = filling.holes.get(piece.name)
-    return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()
+    return filled is not None and piece.is_whole and "cat" not in filled.expr.operations()
 
 
 def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:

@@ -222,8 +222,8 @@ class Filling:
         return self._compared[prefixes]
 
     def written_once(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S have one name (`have_one_name`), or come from the same code (`same_code`)."""
-        return have_one_name(t, s) or self.same_code(t, s)
+        """Return whether T and S have one name (`_have_one_name`), or come from the same code (`same_code`)."""
+        return _have_one_name(t, s) or self.same_code(t, s)
 
     def alike(self, t: Unit, s: Unit) -> bool:
         """Return whether S seems to be in the place of T: their paths are equal, their names say one kind of embedding,
@@ -238,7 +238,7 @@ class Filling:
         return self.matcher.orders.between(t, s)
 
 
-def have_one_name(t: Unit, s: Unit) -> bool:
+def _have_one_name(t: Unit, s: Unit) -> bool:
     """Return whether T and S were paired by their name, or have the same last two components in their paths."""
     return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
 

@@ -46,7 +46,7 @@ def _shown(unit: Unit, role: str) -> Neighbours | None:
     that tensor was split or joined.
     """
     piece = unit.pieces.get(role)
-    return piece.entry.facts.neighbours if piece is not None and piece.shape == piece.entry.shape else None
+    return piece.entry.facts.neighbours if piece is not None and piece.is_whole else None
 
 
 def _moving(shape: Shape, own: Neighbours, theirs: Neighbours) -> Change | None:

@@ -154,7 +154,7 @@ def _whole(unit: Unit) -> Piece | None:
     was split or joined.
     """
     piece = unit.pieces.get("weight")
-    return piece if piece is not None and piece.shape == piece.entry.shape else None
+    return piece if piece is not None and piece.is_whole else None
 
 
 def _is_filled(filling: Filling, unit: Unit) -> bool:

@@ -116,6 +116,7 @@ class Operation(ABC):
         calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
         infix: whether the torch code is a sum or a product, which needs brackets before a dot.
         keeps_sizes: whether the result has the sizes of its only tensor, so that `taken` gives them.
+        moves: whether each value of the result is a value of one of its tensors, in another place.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Operation(ABC):
     calls: bool = False
     infix: bool = False
     keeps_sizes: bool = False
+    moves: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
         """Return whether PARAMS are of the kinds in the pattern `params`, a regular expression with a letter for each
@@ -183,6 +185,8 @@ class Operation(ABC):
 
 class View(Operation):
     """An operation that only rearranges or drops values: its result is a view that copies no bytes."""
+
+    moves = True
 
     @abstractmethod
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
