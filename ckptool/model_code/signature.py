@@ -223,6 +223,7 @@ class Facts:
             that is not known.
         pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
         neighbours: the neighbours of a feature map that it takes side by side, or None.
+        overlaps: whether it is the kernel of a convolution that moves it by less than its size.
     """
 
     flow: Flow | None = None
@@ -257,6 +258,7 @@ class Facts:
     hidden: int | None = None
     pixels: str = ""
     neighbours: Neighbours | None = None
+    overlaps: bool = False
 
     def under(self, names: Mapping[str, str]) -> Facts:
         """Return these facts with the keys of other weights in `joined`, `added`, `bypasses` and `behind` renamed by

@@ -194,7 +194,7 @@ def numpy_type(dtype: DType) -> Any:
     import numpy as np
 
     assert dtype.numpy is not None
-    if hasattr(np, dtype.numpy):
+    if hasattr(np, dtype.numpy) or dtype.numpy == "bool":
         return np.dtype(dtype.numpy)
     import ml_dtypes
 

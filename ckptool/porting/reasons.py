@@ -642,9 +642,9 @@ class Reason(Enum):
     )
     UNREAD_NORM = (
         Topic.OTHER,
-        "the source lists the batch norm {} directly after this layer, and the model has neither that norm nor a bias "
-        "to fold it into, so it was left out; check what the model does in its place: if nothing, the model needs "
-        "that norm or a bias in this layer",
+        "the source lists the batch norm {} directly after this layer, and it is not known what the model has in its "
+        "place, so it was left out; check what the model does there: if nothing, the model needs that norm, or it has "
+        "to be folded into weight and bias of this layer",
     )
 
     # Conventions of code

@@ -21,3 +21,17 @@ def test_one_table_gets_the_sum_of_frame_and_place_bit_for_bit(token: bool, fram
     assert np.array_equal(made.values, np.concatenate(expected)[None])
     assert [q.reason.name for q in made.entry.questions] == ["POSITIONS_OF_AXES"]
     assert len(made.entry.rivals) == 1
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"spatial_temporal_pos_embed": (1, 4, 6)},
+        {"class_spatial_pos_embed": (1, 4, 6), "temporal_pos_embed": (1, 3, 6)},
+    ],
+)
+def test_one_table_of_two_kinds_is_neither(tables: dict[str, tuple[int, ...]]) -> None:
+    shapes = tables | {"fc.weight": (4, 6)}
+    source = {key: np.ones(shape, np.float32) for key, shape in shapes.items()}
+    made = worked_out(source, {"pos_embed": (1, 16, 6), "fc.weight": (4, 6)})["pos_embed"]
+    assert "POSITIONS_OF_AXES" not in [q.reason.name for q in made.entry.questions]

@@ -35,6 +35,15 @@ def test_the_same_code_and_classes_that_all_have_boxes_are_not_doubted(fc: str, 
     assert found(mapping, "predictor.cls_score.weight").status == "mapped"
 
 
+def test_a_folded_norm_of_the_backbone_makes_no_other_code() -> None:
+    conv = {"stem.conv.weight": (12, 3, 3, 3), "stem.conv.bias": (12,)}
+    norm = {f"stem.bn.{leaf}": (12,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    rest = head("heads.fc", "heads.predictor", 20)
+    mapping = port(signature(conv | norm | rest), wanted(conv | rest))
+    assert "fold_weight" in str(found(mapping, "stem.conv.weight").expr)
+    assert {found(mapping, key).status for key in rest} == {"mapped"}
+
+
 @pytest.mark.parametrize(("theirs", "own", "first"), [(24, 20, "1, 6"), (20, 24, "5, 6")])
 def test_boxes_of_one_side_for_the_background_make_its_place_a_doubt_under_equal_names(
     theirs: int, own: int, first: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from torch import nn
 
 import ckptool
 from ckptool.errors import RuleError
+from ckptool.porting import expression as ex
+from ckptool.porting.expression import Expr
+from ckptool.porting.holes.remedies import by_rule, remedy
+from ckptool.porting.mapping import Entry, Mapping
 
 
 def net(channels: int) -> nn.Module:
@@ -72,6 +77,29 @@ CASES: dict[tuple[int, int, str], Any] = {
     (6, 3, "sum"): lambda w: w[:, :3] + w[:, 3:],
     (1, 3, "repeat"): lambda w: w.repeat(1, 3, 1, 1) / 3,
 }
+
+
+@pytest.mark.parametrize("text", ["scale(k, 0.5)", "add(k, b)", "mul(k, zeros(8))", "sum(k, 3)"])
+@pytest.mark.parametrize("channels", [(3, 1), (3, 4), (3, 6), (6, 3), (4, 3), (1, 3)])
+def test_operations_that_make_the_kernel_of_the_file_are_not_taken_for_a_rule(
+    text: str, channels: tuple[int, int]
+) -> None:
+    old, new = ((8, n, 5, 5) for n in channels)
+
+    def ways(kernel: Expr) -> dict[str, Expr]:
+        found = remedy(new, old, kernel, None, is_input=True)
+        assert found is not None
+        mapping = Mapping((Entry("w", new, found[0], questions=(found[1],)),), ())
+        made = {}
+        for rule in ("repeat", "sum", "mean", "zeros", "first"):
+            with suppress(RuleError):
+                made[rule] = by_rule(mapping, rule)["w"].expr
+        return made
+
+    plain = ways(ex.of("k"))
+    assert len(plain) > 1
+    made = ex.parse(text)
+    assert ways(made) == {rule: one.replaced(lambda key: made) for rule, one in plain.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -127,6 +127,20 @@ def test_norms_are_not_folded_by_order_if_one_of_their_module_has_a_partner() ->
     assert all(entry.expr is None or entry.expr.is_copy for entry in port(signature(source), wanted(target)).entries)
 
 
+@pytest.mark.parametrize("names", [("first", "norm"), ("conv", "bn")])
+def test_a_norm_that_one_block_lacks_says_nothing_against_the_pairs_of_other_blocks(names: tuple[str, str]) -> None:
+    def blocks(layer: str, norm: str, without: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for n in range(4):
+            shapes |= {f"net.{n}.{layer}.weight": (6, 6, 3, 3), f"net.{n}.{layer}.bias": (6,)}
+            shapes |= {f"net.{n}.{norm}.{leaf}": (6,) for leaf in (*LEAVES, *STATISTICS) if n != without}
+        return shapes
+
+    mapping = port(signature(blocks("conv", "bn", -1)), wanted(blocks(*names, 2)))
+    asked = {entry.target: [q.reason.name for q in entry.questions] for entry in mapping.entries if entry.doubts}
+    assert asked == {f"net.2.{names[0]}.{leaf}": ["FOLDED_NORM"] for leaf in LEAVES}
+
+
 def test_a_batch_norm_before_a_linear_layer_is_folded_into_it() -> None:
     """LeViT has such heads, which its code fuses for use."""
     values = np.random.default_rng(0)

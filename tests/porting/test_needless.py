@@ -131,13 +131,19 @@ def test_parts_whose_order_no_name_spells_are_guesses(parts: tuple[str, str], wh
 # -- a linear layer that is a convolution
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("size", [(2, 2), (2, 2, 2)])
-def test_a_linear_layer_over_all_of_its_feature_maps_is_a_convolution_over_them(size: tuple[int, ...]) -> None:
+def test_a_linear_layer_over_all_of_its_feature_maps_is_a_convolution_whose_windows_overlap(
+    size: tuple[int, ...], overlaps: bool
+) -> None:
     body: Shapes = {"conv.weight": (6, 3, *(3 for _ in size)), "conv.bias": (6,)}
     target: Shapes = {**body, "fc.weight": (10, 6, *size), "fc.bias": (10,)}
     source: Shapes = {**body, "fc.weight": (10, 6 * 2 ** len(size)), "fc.bias": (10,)}
-    mapping = port(signature(source), wanted(target, used=target))
-    assert status(mapping, "fc.weight") == "mapped"
+    model = wanted(target, used=target)
+    facts = Facts(overlaps=overlaps)
+    entries = {key: replace(entry, facts=facts) for key, entry in model.entries.items()}
+    mapping = port(signature(source), replace(model, entries=entries))
+    assert status(mapping, "fc.weight") == ("mapped" if overlaps else "guessed")
 
 
 def test_in_which_order_a_linear_layer_takes_what_a_convolution_takes_is_a_guess_elsewhere() -> None:

@@ -281,6 +281,51 @@ def test_numpy_gives_what_torch_gives_in_the_shape_that_was_said(torch: Any, op:
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("op", [op for op in OPERATIONS if op not in ("zeros", "resize", "lora_alpha")])
+@quick
+@given(data=st.data(), shape=SHAPES, kind=st.sampled_from(["complex64", "complex128"]))
+def test_complex_numbers_keep_both_parts(torch: Any, op: str, data: Any, shape: Shape, kind: str) -> None:
+    x, tensors = called(data.draw, op, shape)
+    tensors = {key: np.asarray(value + 0.5j * np.flip(value), kind) for key, value in tensors.items()}
+    made = ex.lazy(x, {key: lazy_tensor(value) for key, value in tensors.items()})
+    told = evaluated(torch, x, {key: torch.from_numpy(value) for key, value in tensors.items()})
+    assert made.dtype.name == str(told.dtype).removeprefix("torch.") == kind
+    rounding = 1e-5 if kind == "complex64" else 1e-12
+    np.testing.assert_allclose(made.numpy(), told.numpy(), rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "flip", "sum", "nonzero"])
+@quick
+@given(data=st.data(), shape=SHAPES)
+def test_whole_numbers_are_not_rounded(torch: Any, op: str, data: Any, shape: Shape) -> None:
+    x, tensors = called(data.draw, op, shape)
+    tensors = {key: np.asarray(np.asarray(value * 2**58, "int64") // 3) for key, value in tensors.items()}
+    expected = LAWS[op].oracle(torch, *map(torch.from_numpy, tensors.values()), *x.params)
+    np.testing.assert_array_equal(given_by(x, tensors), expected.numpy())
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [
+    ("float64", "complex64", "complex64"), ("complex64", "float64", "complex64"),
+    ("float32", "complex128", "complex128"), ("bool", "bool", "bool"),
+    ("uint64", "uint64", "uint64"), ("int64", "float16", "float16"),
+])  # fmt: skip
+def test_the_type_of_a_sum_holds_what_both_hold(torch: Any, one: str, other: str, expected: str) -> None:
+    tensors = {"x": np.ones(3, one), "y": (np.ones(3) * (1j if "complex" in other else 1)).astype(other)}
+    made = ex.lazy(ex.parse("add(x, y, y)"), {key: lazy_tensor(value) for key, value in tensors.items()})
+    told = evaluated(torch, ex.parse("add(x, y, y)"), {key: torch.from_numpy(value) for key, value in tensors.items()})
+    assert made.dtype.name == str(told.dtype).removeprefix("torch.") == expected
+    np.testing.assert_array_equal(made.numpy(), told.numpy())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_each_calculation_in_another_one_is_done_once(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale, calls = type(OPERATIONS["scale"]), []
+    compute = scale.compute
+    monkeypatch.setattr(scale, "compute", lambda *given, **more: calls.append(1) or compute(*given, **more))
+    ex.lazy(ex.parse("scale(" * depth + "x" + ", 2.0)" * depth), {"x": lazy_tensor(np.ones(4, np.float32))}).numpy()
+    assert len(calls) == depth
+
+
 def evaluated(torch: Any, x: Expr, tensors: dict[str, Any]) -> Any:
     """What the text in torch gives, with the functions that it calls."""
     told = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "functools": functools}
@@ -353,6 +398,28 @@ def test_whole_numbers_do_not_cut_off_fractions(torch: Any, text: str, kinds: di
     assert made.dtype.name == str(told.dtype).removeprefix("torch.") == expected
     np.testing.assert_allclose(made.numpy(), told.numpy(), rtol=2e-3)
     assert (made.numpy() % 1).any()
+
+
+@pytest.mark.parametrize(
+    "op", [op for op, law in LAWS.items() if law.inverse in ("exact", "of all parts") and op != "zeros"]
+)
+@quick
+@given(data=st.data(), shape=SHAPES)
+def test_what_only_moves_values_lets_factors_through(op: str, data: Any, shape: Shape) -> None:
+    plain, tensors = called(data.draw, op, shape)
+    scaled = plain.replaced(lambda key: ex.scale(ex.of(key), 2.0))
+    assert ex.unscaled(scaled) == plain
+    np.testing.assert_array_equal(given_by(scaled, tensors), 2 * given_by(plain, tensors))
+
+
+@pytest.mark.parametrize("op", ["nonzero", "shift", "scale", "flip", "rotary", "flatten"])
+@quick
+@given(data=st.data(), shape=SHAPES)
+def test_sizes_of_a_tensor_are_read_off_a_result_that_keeps_them(op: str, data: Any, shape: Shape) -> None:
+    x, tensors = called(data.draw, op, shape)
+    found: dict[str, Shape] = {}
+    ex.shapes_read(x, given_by(x, tensors).shape, found)
+    assert found == {key: value.shape for key, value in tensors.items()}
 
 
 @pytest.mark.parametrize("op", [op for op, law in LAWS.items() if law.inverse == "of all parts"])

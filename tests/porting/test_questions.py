@@ -12,6 +12,7 @@ from ckptool.errors import Doubtful
 from ckptool.model_code.signature import Facts, Signature
 from ckptool.porting import expression as ex
 from ckptool.porting.expression import Expr, Shape
+from ckptool.porting.holes.filling import Filled
 from ckptool.porting.holes.remedies import remedy
 from ckptool.porting.mapping import Entry
 from ckptool.porting.port import port
@@ -48,6 +49,20 @@ def test_a_check_ends_with_what_to_do_if_it_shows_the_other_thing(reason: Reason
     after = reason.says.partition("; check ")[2]
     ends = (" if ", "if not", ", and correct ", ", and merge ", ", and save ", ", and exchange ", "with another ", "--")
     assert any(one in after for one in ends) or "(the alternative below)" in after
+
+
+@pytest.mark.parametrize("way", ["change", "learn", "exchange"])
+def test_what_changes_a_tensor_changes_what_may_be_in_its_place(way: str) -> None:
+    filled = Filled(_A, "", [Question(Reason.SEVERAL_FIT, ("2",), (_B,)), Question(Reason.ROTARY, (), (_C,), "a name")])
+    if way == "change":
+        filled.change(ex.transpose)
+    elif way == "learn":
+        filled.learn(ex.transpose, Reason.FLATTENED, "a", "b", shows="turns it")
+    else:
+        filled.ask(Reason.INPUTS_FIRST, other=ex.transpose, exchange=True)
+        assert filled.questions[-1].options == (_A,)
+    assert filled.expr == ex.transpose(_A)
+    assert [question.options for question in filled.questions[:2]] == [(ex.transpose(_B),), (ex.transpose(_C),)]
 
 
 def test_a_refusal_shows_the_whole_advice_once() -> None:

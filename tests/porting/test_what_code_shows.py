@@ -36,6 +36,88 @@ def answers(mapping: Any, key: str) -> list[tuple[Reason, str]]:
     return [(question.reason, question.answer) for question in found(mapping, key).questions]
 
 
+class Product(nn.Module):
+    """Multiplies the outputs of two square layers, which nothing else tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"enter": (6, 8), "first": (8, 8), "second": (8, 8), "leave": (8, 16)}
+        for name, (width, rows) in sizes.items():
+            setattr(self, name, nn.Linear(width, rows, bias=False))
+
+    def forward(self, x: Any) -> Any:
+        x = self.enter(x)
+        return self.leave(self.first(x) * self.second(x))
+
+
+def test_what_may_be_in_the_place_of_a_matrix_that_is_transposed_is_transposed_too() -> None:
+    file = {"w_in": (6, 8), "alpha": (8, 8), "beta": (8, 8), "w_out": (8, 16)}
+    source = {key: torch.zeros(shape) for key, shape in file.items()}
+    mapping = ckptool.transfer(source, Product(), inputs=["float32[2,6]"])
+    assert [str(rival) for rival in found(mapping, "first.weight").rivals] == ["transpose(beta)"]
+    assert [str(rival) for rival in found(mapping, "second.weight").rivals] == ["transpose(alpha)"]
+
+
+class Head(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, width) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return (self.q(x) @ self.k(x).mT / 2).softmax(-1) @ self.v(x)
+
+
+class Heads(nn.Module):
+    """An attention with a module for each head; or with one layer, whose outputs code arranges in the way of ORDER."""
+
+    def __init__(self, heads: int, order: str = "") -> None:
+        super().__init__()
+        self.count, self.width, self.order = heads, 16 // heads, order
+        if order:
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        else:
+            self.heads, self.out = nn.ModuleList(Head(16 // heads) for _ in range(heads)), nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        if not self.order:
+            return self.out(torch.cat([head(x) for head in self.heads], -1))
+        n, m, _ = x.shape
+        heads, width, y = self.count, self.width, self.qkv(x)
+        if self.order == "parts heads width":
+            q, k, v = y.reshape(n, m, 3, heads, width).permute(2, 0, 3, 1, 4)
+        elif self.order == "heads parts width":
+            q, k, v = y.reshape(n, m, heads, 3, width).permute(3, 0, 2, 1, 4)
+        elif self.order == "heads, cut":
+            q, k, v = y.reshape(n, m, heads, 3 * width).permute(0, 2, 1, 3).chunk(3, -1)
+        elif self.order == "heads width parts":
+            q, k, v = y.reshape(n, m, heads, width, 3).permute(4, 0, 2, 1, 3)
+        elif self.order == "width heads parts":
+            q, k, v = y.reshape(n, m, width, heads, 3).permute(4, 0, 3, 1, 2)
+        else:
+            q, k, v = (part.reshape(n, m, width, heads).permute(0, 3, 1, 2) for part in y.chunk(3, -1))
+        return self.proj(((q @ k.mT / 2).softmax(-1) @ v).permute(0, 2, 1, 3).reshape(n, m, 16))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "parts heads width",
+        "heads parts width",
+        "heads, cut",
+        "heads width parts",
+        "width heads parts",
+        "parts, width heads",
+    ],
+)
+def test_heads_with_a_module_each_are_joined_as_the_code_of_one_layer_arranges_them(order: str) -> None:
+    theirs, own = Heads(2), Heads(2, order)
+    for code in (False, True):
+        mapping = ported(theirs, own, "float32[2,5,16]", code=code)
+        assert {reason for reason, answer in answers(mapping, "qkv.weight") if not answer} <= {Reason.PARTS_TAKE_TURNS}
+        assert same_outputs(mapping, theirs, own, torch.randn(2, 5, 16))
+        assert (mapping.having("guessed") == []) == ("width heads" not in order)
+
+
 # ------------------------------------------------------------------------------------------------------- pictures
 
 
@@ -104,6 +186,43 @@ def test_one_column_of_patches_shows_the_order_of_their_pixels() -> None:
     mapping = ported(theirs, own, "float32[2,3,8,4]", code=False)
     assert mapping.having("guessed") == []
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 8, 4))
+
+
+class Merged(nn.Module):
+    """Lists features in an ORDER for a linear layer, or takes them with a convolution: patches of them, or all."""
+
+    def __init__(self, order: str, patches: bool) -> None:
+        super().__init__()
+        self.order, self.step = order, 2 if patches else 4
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 5)
+        size = self.step
+        self.down = nn.Linear(8 * size**2, 16) if order else nn.Conv2d(8, 16, size, size if patches else 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        if self.order:
+            n, c, h, w = x.shape
+            if self.step == 4:
+                return self.head(self.down((x if self.order == "chw" else x.permute(0, 2, 3, 1)).flatten(1)))
+            cut = x.reshape(n, c, h // 2, 2, w // 2, 2)
+            cut = cut.permute(0, 2, 4, *((1, 3, 5) if self.order == "chw" else (3, 5, 1)))
+            return self.head(self.down(cut.reshape(n, -1, 4 * c)).mean(1))
+        return self.head(self.down(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("order", "code"), [("chw", False), ("chw", True), ("hwc", True)])
+def test_a_linear_layer_over_all_features_is_a_convolution_in_the_order_of_its_code(order: str, code: bool) -> None:
+    theirs, own = Merged(order, patches=False), Merged("", patches=False)
+    mapping = ported(theirs, own, "float32[2,3,4,4]", code=code)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("order", ["chw", "hwc"])
+def test_in_which_order_a_linear_layer_lists_patches_of_features_is_asked(order: str) -> None:
+    for code in (False, True):
+        mapping = ported(Merged(order, patches=True), Merged("", patches=True), "float32[2,3,4,4]", code=code)
+        assert answers(mapping, "down.weight") == [(Reason.PATCHES, "")]
 
 
 class Frames(Patched):
@@ -440,6 +559,32 @@ def test_a_batch_norm_is_folded_with_the_eps_of_the_code() -> None:
     assert mapping.having("guessed") == []
     assert "eps 0.001" in str(answers(mapping, "conv.weight"))
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("code", [False, True])
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        ({"token": nn.Parameter(torch.zeros(5))}, Reason.FOLDED_NORM),
+        ({"last": nn.LayerNorm(5)}, Reason.UNREAD_NORM),
+        ({"mean": nn.Parameter(torch.zeros(5)), "spread": nn.Parameter(torch.ones(5))}, Reason.UNREAD_NORM),
+    ],
+)
+def test_a_norm_is_folded_and_if_something_new_in_the_model_may_be_it_this_is_asked(
+    new: Any, reason: Any, code: Any
+) -> None:
+    own = Conved(norm=False)
+    for name, one in new.items():
+        setattr(own, name, one)
+    mapping = ported(Conved(norm=True), own, "float32[2,3,6,6]", code=code)
+    for key in ("conv.weight", "conv.bias"):
+        entry = found(mapping, key)
+        if reason is Reason.UNREAD_NORM and key == "conv.bias":  # which has no source then
+            assert entry.expr is None
+            continue
+        assert [question.reason for question in entry.questions] == [reason]
+        assert ("fold" in str(entry.expr)) == (reason is Reason.FOLDED_NORM)
+        assert entry.status == ("mapped" if code and reason is Reason.FOLDED_NORM else "guessed")
 
 
 class Tokened(nn.Module):

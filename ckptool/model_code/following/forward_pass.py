@@ -157,6 +157,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)
+            self.uses[key].facts.overlaps = call.name in _CONVOLUTIONS and place == 1 and _moves_less(call, value)
         again = call.name == self.uses[key].how
         if again and _is_weight(call.name, place) and self.uses[key].facts.times != self._factors.of(call.first):
             self.uses[key].facts.times = None
@@ -222,6 +223,17 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
                 use.facts.layout = self._side_by_side.layouts.get(key, use.facts.layout)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
+
+
+_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+
+
+def _moves_less(call: Call, kernel: torch.Tensor) -> bool:
+    """Return whether CALL, a convolution with KERNEL, moves it by less than its size along some dimension."""
+    stride = call.kwargs.get("stride", call.args[3] if len(call.args) > 3 else 1)
+    steps = [stride] if isinstance(stride, int) else [*stride]
+    sizes = kernel.shape[2:]
+    return any(step < size for step, size in zip(steps * len(sizes) if len(steps) == 1 else steps, sizes, strict=True))
 
 
 def _is_weight(name: str, place: int) -> bool:

@@ -72,12 +72,15 @@ def own(x: Tensor) -> Tensor:
 #: What computes is given this decorator: operations do it so.
 IN_FLOAT32 = '''
 def in_float32(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compute in float32 (float64 stays), and round once to the widest type given."""
+    """Compute in float32, float64 or a complex type, and round once to the widest type."""
 
     @functools.wraps(compute)
     def computed(*given: Any) -> Tensor:
         types = [x.dtype for x in given if isinstance(x, Tensor)]
-        widest = max(types, key=lambda kind: (kind.is_floating_point, kind.itemsize))
+        widest = max(
+            types,
+            key=lambda kind: (kind.is_complex, kind.is_floating_point, kind.itemsize),
+        )
         wide = torch.promote_types(widest, torch.float32)
         wider = [x.to(wide) if isinstance(x, Tensor) else x for x in given]
         return compute(*wider).to(widest)

@@ -74,6 +74,13 @@ class Piece:
     placed: bool = False
 
     @property
+    def is_whole(self) -> bool:
+        """Return whether it has the sizes of its key, so that it was neither split nor joined, and the facts of its
+        entry are about it.
+        """
+        return self.shape == self.entry.shape
+
+    @property
     def name(self) -> Name:
         """Return the name (path and role) of this piece."""
         return Name(self.path, self.role)

@@ -10,4 +10,5 @@ The words of this package, beside those of `ckptool.porting`:
                  traced.
     ask          add an open question to what fills a hole, mostly with another expression as its option.
     exchange     fill a hole with the option of a question, and make the expression before it the option.
+    change       make another expression of what fills a hole, and of all options of its questions.
 """

@@ -19,18 +19,19 @@ def positions_of_axes(filling: Filling) -> None:
     sums of all frames for each place. The places are noted as the source.
 
     Nothing is done unless, of the position tables of the source without a partner (by the label of their names),
-    exactly one has a word for frames in its name, one a word for places, and at most one a word for the class token.
-    These two or three tables have one width, and no more than one table of rows each (dimensions before the last two
-    are of size 1).
+    exactly one has a word for frames in its name, another one a word for places, and at most one, a third, a word for
+    the class token. These two or three tables have one width, and no more than one table of rows each (dimensions
+    before the last two are of size 1).
 
     A position table of the model without a partner is filled if it is not filled yet and has, without sizes of 1, the
     sizes [rows for the class token + frames * places, width].
     """
     tables = [u for u in filling.matching.free_sources if label_of(u, "embedding") == "position"]
     said = {axis: [u for u in tables if not words.isdisjoint(u.words)] for axis, words in _AXES.items()}
-    if [len(said["frames"]), len(said["places"])] != [1, 1] or len(said["class"]) > 1:
+    units = [u for axis in ("frames", "places", "class") for u in said[axis]]
+    if [len(said["frames"]), len(said["places"])] != [1, 1] or len(said["class"]) > 1 or len(set(units)) < len(units):
         return
-    frames, places, *first = (u.main for axis in ("frames", "places", "class") for u in said[axis])
+    frames, places, *first = (u.main for u in units)
     width = frames.shape[-1]
     pieces = (frames, places, *first)
     if any(len(p.shape) < 2 or p.shape[-1] != width or prod(p.shape[:-2]) != 1 for p in pieces):

@@ -6,6 +6,8 @@ makes the parts, of its norm, and of the layer that takes them all stand in anot
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...model_code.signature import Bypass
 from .. import expression as ex
 from ..expression import Expr
@@ -57,26 +59,26 @@ def _move_or_ask(filling: Filling, t: Unit, own: Bypass, theirs: Bypass | None) 
             continue
         size = piece.shape[own.dim]
         if known is None:
-            filled.ask(Reason.BYPASS, options=[_moved(filled.expr, size, own, usual)])
+            filled.ask(Reason.BYPASS, other=partial(_moved, size=size, own=own, place=usual))
         else:
-            moved = _moved(filled.expr, size, own, known)
-            filled.learn(moved, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
+            move = partial(_moved, size=size, own=own, place=known)
+            filled.learn(move, Reason.BYPASS, shows=f"lets part {known + 1} of {own.parts} pass unchanged")
 
 
 def _bypasses(unit: Unit) -> tuple[Bypass, ...]:
     """Return what a forward pass shows about the parts of the channels of UNIT (`facts.bypasses` of the first of its
     tensors that were not split or joined and have such facts); () if it shows none.
     """
-    shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.shape == p.entry.shape)
+    shown = (p.entry.facts.bypasses for p in unit.pieces.values() if p.is_whole)
     return next(filter(None, shown), ())
 
 
 def _is_whole(filling: Filling, piece: Piece) -> bool:
-    """Return whether PIECE of the model is filled, has the sizes of its key, and joins no tensors of the source (its
-    expression has no `cat`), so that its parts are in the order of the source.
+    """Return whether PIECE of the model is filled, is a whole tensor (`Piece.is_whole`), and joins no tensors of the
+    source (its expression has no `cat`), so that its parts are in the order of the source.
     """
     filled = filling.holes.get(piece.name)
-    return filled is not None and piece.shape == piece.entry.shape and "cat" not in filled.expr.operations()
+    return filled is not None and piece.is_whole and "cat" not in filled.expr.operations()
 
 
 def _moved(whole: Expr, size: int, own: Bypass, place: int) -> Expr:

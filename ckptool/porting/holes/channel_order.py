@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from ...model_code.signature import PRODUCTS, Flattened
@@ -14,7 +16,7 @@ from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..matching.units import Unit, label_of
 from ..questions import Reason
 from ..words import cut, words_of
-from .filling import Filled, Filling
+from .filling import Change, Filled, Filling
 
 
 def doubt_heads_of_channels(filling: Filling) -> None:
@@ -40,9 +42,9 @@ def doubt_heads_of_channels(filling: Filling) -> None:
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         heads, listed = attentions.get(t.path[:-1], (0, False))
-        moved = _heads_outside(filled.expr, hole, t, s, heads) if heads > 1 and _is_pointwise(s.main) else None
-        if moved is not None:
-            filled.ask(Reason.HEADS_INSIDE, options=[moved], exchange=listed)
+        move = _heads_outside(hole, t, s, heads) if heads > 1 and _is_pointwise(s.main) else None
+        if move is not None:
+            filled.ask(Reason.HEADS_INSIDE, other=move, exchange=listed)
 
 
 def _is_pointwise(piece: Piece) -> bool:
@@ -50,10 +52,11 @@ def _is_pointwise(piece: Piece) -> bool:
     return len(piece.shape) == 3 and piece.shape[2] == 1
 
 
-def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr | None:
-    """Return EXPR, which fills HOLE of the layer T from S, with HEADS as the outer index instead of the inner one: in
-    the rows of weights and biases for queries, keys and values, by the name of T, and in the columns of the weight of
-    the output layer, by the name of T or S. None for other tensors, and if HEADS does not divide the rows or columns.
+def _heads_outside(hole: Name, t: Unit, s: Unit, heads: int) -> Change | None:
+    """Return the change that makes HEADS the outer index instead of the inner one in what fills HOLE of the layer T
+    from S: in the rows of weights and biases for queries, keys and values, by the name of T, and in the columns of the
+    weight of the output layer, by the name of T or S. None for other tensors, and if HEADS does not divide the rows or
+    columns.
     """
     shape = t.pieces[hole.role].shape
     if hole.role in ("weight", "bias") and part_label(t.path) in ("q", "k", "v"):
@@ -62,7 +65,12 @@ def _heads_outside(expr: Expr, hole: Name, t: Unit, s: Unit, heads: int) -> Expr
         apart, order = (shape[0], shape[1] // heads, heads), (0, 2, 1)
     else:
         return None
-    return ex.reshape(ex.permute(ex.reshape(expr, apart), *order), shape) if prod(apart) == prod(shape) else None
+    return partial(_turned, apart=apart, order=order, shape=shape) if prod(apart) == prod(shape) else None
+
+
+def _turned(e: Expr, apart: Shape, order: Sequence[int], shape: Shape) -> Expr:
+    """Return E reshaped to the sizes APART, with these dimensions in ORDER, and then reshaped to SHAPE."""
+    return ex.reshape(ex.permute(ex.reshape(e, apart), *order), shape)
 
 
 def doubt_flattened(filling: Filling) -> None:
@@ -122,14 +130,12 @@ def _reorder_merged(filled: Filled, t: Unit, s: Unit, *, asks: bool) -> bool:
     if t.main.shape[1:] != (prod(own),) or t.main.shape[0] == t.main.shape[1]:
         return False
     other = own[::-1]
-    turned = ex.permute(ex.reshape(filled.expr, (t.main.shape[0], *other)), 0, 2, 1)
+    turn = partial(_turned, apart=(t.main.shape[0], *other), order=(0, 2, 1), shape=t.main.shape)
     told = [f"{a:,} x {b:,}" for a, b in (own, other)]
     if theirs == other:
-        filled.learn(
-            ex.reshape(turned, t.main.shape), Reason.FLATTENED, *told, shows=f"flattens {other[0]} x {other[1]}"
-        )
+        filled.learn(turn, Reason.FLATTENED, *told, shows=f"flattens {other[0]} x {other[1]}")
     elif theirs is None and asks:
-        filled.ask(Reason.FLATTENED_PAIR, *told, options=[ex.reshape(turned, t.main.shape)])
+        filled.ask(Reason.FLATTENED_PAIR, *told, other=turn)
     return theirs in (own, other)
 
 
@@ -202,19 +208,19 @@ class _OfMaps:
         if self.rows:
             moved, as_here = Reason.UNFLATTENED, Reason.UNFLATTENED_AS_HERE
         if self.shown:
-            self.filled.learn(self._moved(), moved, *named, shows=f"{'un' * self.rows}flattens {named[1]}")
+            self.filled.learn(self._moved, moved, *named, shows=f"{'un' * self.rows}flattens {named[1]}")
         elif self.maps.order in _USUAL or self.theirs != "nchw":
-            self.filled.ask(moved, *named, options=[self._moved()], exchange=True)
+            self.filled.ask(moved, *named, other=self._moved, exchange=True)
         else:  # nobody turns maps so but for weights that came like this
-            self.filled.ask(as_here, *named, options=[self._moved()])
+            self.filled.ask(as_here, *named, other=self._moved)
 
-    def _moved(self) -> Expr:
-        """Return the tensor in the model's order: its rows, if it is a matrix that makes the rows (`makes_rows`); else
-        its last dimension, the columns of a matrix or the numbers of a vector.
+    def _moved(self, e: Expr) -> Expr:
+        """Return E, which fills the tensor, in the model's order: its rows, if it is a matrix that makes the rows
+        (`makes_rows`); else its last dimension, the columns of a matrix or the numbers of a vector.
         """
         if self.makes_rows:
-            return ex.transpose(self._with_columns_moved(ex.transpose(self.filled.expr), self.piece.shape[::-1]))
-        return self._with_columns_moved(self.filled.expr, self.piece.shape)
+            return ex.transpose(self._with_columns_moved(ex.transpose(e), self.piece.shape[::-1]))
+        return self._with_columns_moved(e, self.piece.shape)
 
     def _with_columns_moved(self, x: Expr, shape: Shape) -> Expr:
         """Return X, of sizes SHAPE, with its last dimension in the model's order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 from .. import expression as ex
@@ -65,7 +66,7 @@ class _Taker:
         if self.shown is None:
             self._doubt_registered()
         elif len(set(self.shown)) == len(self.shown):
-            self.filled.expr = self._moved(_places(self.shown))
+            self.filled.change(partial(self._moved, stored=_places(self.shown)))
 
     def _doubt_registered(self) -> None:
         """Ask about the order of the branches if the source registers their last layers in another order than the model
@@ -84,10 +85,12 @@ class _Taker:
             if not _is_sorted(order):
                 if len(set(order)) == len(order):
                     keeps = _is_sorted([t.order for t, _ in units])
-                    self.filled.ask(Reason.BRANCHES_JOINED, options=[self._moved(_places(order))], exchange=keeps)
+                    move = partial(self._moved, stored=_places(order))
+                    self.filled.ask(Reason.BRANCHES_JOINED, other=move, exchange=keeps)
                 return
         if self._are_renamed_tables():
-            self.filled.ask(Reason.TABLES_JOINED, options=[self._moved([*reversed(range(len(self.units)))])])
+            move = partial(self._moved, stored=[*reversed(range(len(self.units)))])
+            self.filled.ask(Reason.TABLES_JOINED, other=move)
 
     def _are_renamed_tables(self) -> bool:
         """Return whether the branches are two or more tables, of which at least one does not have the same last name on
@@ -96,13 +99,13 @@ class _Taker:
         tables = len(self.units) > 1 and all(t.main.entry.how == "embedding" for t, _ in self.units)
         return tables and any(t.last != s.last for t, s in self.units)
 
-    def _moved(self, stored: Sequence[int]) -> Expr:
-        """Return the weight with the channels of its branches in the model's order. STORED has the order of the file:
+    def _moved(self, e: Expr, stored: Sequence[int]) -> Expr:
+        """Return the weight E with the channels of its branches in the model's order. STORED has the order of the file:
         for each place, the number of the branch in the model's order.
         """
         starts = {place: sum(self.sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
         parts = ((starts[i], starts[i] + n) for i, n in enumerate(self.sizes))
-        return ex.cat(self.dim, *(ex.part(self.filled.expr, self.dim, start, stop) for start, stop in parts))
+        return ex.cat(self.dim, *(ex.part(e, self.dim, start, stop) for start, stop in parts))
 
 
 def _places(order: Sequence[float]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isclose, log10, prod
 
 from .. import expression as ex
@@ -195,8 +196,8 @@ def multiplied_in_code(filling: Filling) -> None:
             continue  # of a matrix tied to a table, the number is known that the rows of the table are multiplied by
         here, there = piece.entry.facts.times, own.entry.facts.times
         if here and there and not isclose(here, there, rel_tol=1e-6):  # 1 / 3 and a number that stands for it
-            made = ex.scale(filled.expr, there / here)
-            filled.ask(Reason.FACTOR_IN_CODE, f"{there:g}", f"{here:g}", options=[made], exchange=True)
+            factor = partial(ex.scale, value=there / here)
+            filled.ask(Reason.FACTOR_IN_CODE, f"{there:g}", f"{here:g}", other=factor, exchange=True)
 
 
 __all__ = ["equalised", "multiplied_in_code", "scaled_tables"]

@@ -23,6 +23,8 @@ _LAST = "\U0010ffff"
 #: such a share of them, tell that it is the same code: a library may have joined the experts in it.
 _AROUND, _ENOUGH, _MOST = 3, 6, 0.66
 
+#: Makes another expression of one.
+Change = Callable[[Expr], Expr]
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
 Values = Callable[[str], Any]
 
@@ -46,26 +48,43 @@ class Filled:
         """Return the open questions about this expression."""
         return still_open(self.questions)
 
-    def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
-        """Add an open question whether the hole is filled with this expression or one of OPTIONS. If the same question
-        (reason and names) is open, it gets the options as well, behind its own. A question keeps its first eight
-        options.
+    def change(self, make: Change) -> None:
+        """Replace the expression by MAKE(expression), and so each option of the questions so far: what they offer in
+        place of it has to be changed in the same way.
+        """
+        self.expr = make(self.expr)
+        self.questions = [question.translated(make) for question in self.questions]
+
+    def ask(
+        self,
+        reason: Reason,
+        *named: str,
+        options: Sequence[Expr] = (),
+        other: Change | None = None,
+        exchange: bool = False,
+    ) -> None:
+        """Add an open question whether the hole is filled with this expression or with another one. If the same
+        question (reason and names) is open, it gets the options as well, behind its own. A question keeps its first
+        eight options.
 
         Args:
             reason, named: the sentence, and the text for each `{}` in it.
-            options: the other expressions, the likeliest first.
-            exchange: fill the hole with the first option, and make the present expression the first option in its
-                place; needs an option. The options of earlier questions stay as they are.
+            options: other expressions, the likeliest first.
+            other: makes one more option of the expression, before OPTIONS.
+            exchange: change the expression by OTHER, and make the present one the option in its place.
         """
-        if exchange:
-            self.expr, options = options[0], (self.expr, *options[1:])
+        if other is not None:
+            before = self.expr
+            if exchange:
+                self.change(other)
+            options = (before if exchange else other(before), *options)
         self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
-    def learn(self, expr: Expr, reason: Reason, *named: str, shows: str) -> None:
-        """Fill the hole with EXPR, and add a question for REASON, with the texts NAMED in its sentence, as answered:
-        SHOWS says what the source's code does. The question has no options, and earlier questions stay as they are.
+    def learn(self, make: Change, reason: Reason, *named: str, shows: str) -> None:
+        """Change the expression by MAKE, and add a question for REASON, with the texts NAMED in its sentence, as
+        answered: SHOWS says what the source's code does. The question has no options.
         """
-        self.expr = expr
+        self.change(make)
         self.questions = [*self.questions, ask_code(reason, *named, shows=shows)]
 
 
@@ -79,7 +98,8 @@ class Filling:
         holes: name of a hole -> what fills it; holes that are not filled are missing.
         misses: name of a hole -> why it stays empty, if more is known than that no source fits.
         unit_of: name of a hole -> the units (target, source) that it was filled from.
-        planned: what is done to the holes at the end, after all questions about layers are asked.
+        planned: (unit of the source, what is done with it to the holes at the end, after all questions about layers are
+            asked).
         same_names: whether the source has all keys of the model but for buffers, and so most likely the same code.
     """
 
@@ -90,7 +110,7 @@ class Filling:
         self.holes: dict[Name, Filled] = {}
         self.misses: dict[Name, Question[Expr]] = {}
         self.unit_of: dict[Name, Pair] = {}
-        self.planned: list[Callable[[Filling], None]] = []
+        self.planned: list[tuple[Unit, Callable[[Filling], None]]] = []
         own = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
         self.same_names = own <= set(source.signature.entries)
         self._compared: dict[tuple[str, str], bool] = {}
@@ -202,8 +222,8 @@ class Filling:
         return self._compared[prefixes]
 
     def written_once(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S have one name (`have_one_name`), or come from the same code (`same_code`)."""
-        return have_one_name(t, s) or self.same_code(t, s)
+        """Return whether T and S have one name (`_have_one_name`), or come from the same code (`same_code`)."""
+        return _have_one_name(t, s) or self.same_code(t, s)
 
     def alike(self, t: Unit, s: Unit) -> bool:
         """Return whether S seems to be in the place of T: their paths are equal, their names say one kind of embedding,
@@ -218,7 +238,7 @@ class Filling:
         return self.matcher.orders.between(t, s)
 
 
-def have_one_name(t: Unit, s: Unit) -> bool:
+def _have_one_name(t: Unit, s: Unit) -> bool:
     """Return whether T and S were paired by their name, or have the same last two components in their paths."""
     return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
 

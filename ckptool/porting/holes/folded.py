@@ -25,34 +25,44 @@ def fold_norms(filling: Filling) -> None:
 
     - Another norm has the same layer: the norms are left out, with a question about the layer.
     - The layer is before the norm, and right behind it the model multiplies each channel by a number and adds one
-      (`_scale_after`): these numbers are filled from the norm, with a question.
-    - The main tensor of a unit of the model without a partner has the sizes of that of the norm: nothing is done.
+      (`_scales`): these numbers are filled from the norm, with a question.
+    - In the place of the norm (`_beside`), the model has something else that may be a norm of this size
+      (`_other_norms`): nothing is done.
+    - The model has that elsewhere, in the place of none of these norms: the norm is left out, with a question about the
+      layer.
     - The layer of the model has a bias: folding is planned, and `finish_folds` does it.
     - It has none: the norm is left out, with a question about the layer.
 
-    In the last two cases, if the layer comes after the norm, each further layer that may take the output of the norm
+    In the last three cases, if the layer comes after the norm, each further layer that may take the output of the norm
     (`_Layers.after_too`) gets the question that the norm was left out.
     """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var"}]
     layers = _Layers(filling, free)
     norms = [norm for unit in free if (norm := _norm_behind(layers, unit) or _norm_ahead(layers, unit)) is not None]
     count = Counter(id(norm.t) for norm in norms)
+    others = _other_norms(filling)
+    missing = []
     for norm in norms:
+        beside = _beside(filling, norm)
+        place = next((place for place, held in others.items() if beside in held), None)
         if count[id(norm.t)] > 1:  # code runs the layer several times, each with a norm of its own
             norm.leave_out(filling)
-            continue
-        scale = None if norm.ahead else _scale_after(filling, norm.t, norm.unit.main.shape)
-        if scale is not None:
-            norm.become(filling, scale)
-        elif not any(u.main.shape == norm.unit.main.shape for u in filling.matching.free_targets):
-            norm.plan(filling) if "bias" in norm.t.pieces else norm.leave_out(filling)
-            for t in layers.after_too(norm) if norm.ahead else ():
-                replace(norm, t=t).leave_out(filling)
+        elif beside is None or place is None or beside.main.shape != norm.unit.main.shape:
+            missing.append(norm)
+        else:
+            del others[place]
+            if not norm.ahead and _scales(beside, norm.unit.main.shape):
+                norm.become(filling, beside)
+    for norm in missing:
+        is_clear = all(held[0].main.shape != norm.unit.main.shape for held in others.values())
+        norm.plan(filling) if is_clear and "bias" in norm.t.pieces else norm.leave_out(filling)
+        for t in layers.after_too(norm) if norm.ahead else ():
+            replace(norm, t=t).leave_out(filling)
 
 
 def finish_folds(filling: Filling) -> None:
     """Fold each norm that `fold_norms` planned into its layer. Call this after all that decides about the layers."""
-    for fold in filling.planned:
+    for _, fold in filling.planned:
         fold(filling)
 
 
@@ -93,14 +103,13 @@ class _Norm:
             filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(self.unit.path))
 
     def plan(self, filling: Filling) -> None:
-        """Add the folding of the norm into the layer to `filling.planned`. The bias of the model's layer is noted as
-        made from the norm. Until it is folded, it keeps what fills it; it gets zeros if nothing fills it, or if the
-        source's layer has no bias.
+        """Add the folding of the norm into the layer to `filling.planned`. Until it is folded, the bias of the model's
+        layer keeps what fills it; it gets zeros if nothing fills it, or if the source's layer has no bias.
         """
         bias = self.t.pieces["bias"]
         known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
-        filling.put(bias, (self.t, self.unit), known or Filled(self._zeros(), "folded", []))
-        filling.planned.append(self._fold)
+        filling.put(bias, (self.t, self.s), known or Filled(self._zeros(), "folded", []))
+        filling.planned.append((self.unit, self._fold))
 
     def _fold(self, filling: Filling) -> None:
         """Fold the norm into weight and bias of the layer. The questions about each stay, with the norm folded into
@@ -109,10 +118,11 @@ class _Norm:
         weight = filling.holes[self.t.pieces["weight"].name].expr
         for role, fold in (("weight", self._weight), ("bias", partial(self._bias, weight=weight))):
             name = self.t.pieces[role].name
-            plain = filling.holes[name]
-            questions = [question.translated(fold) for question in plain.questions]
-            questions.append(self._question().about(plain.expr))
-            filling.holes[name] = Filled(fold(plain.expr), "folded", questions)
+            filled = filling.holes[name]
+            plain = filled.expr
+            filled.change(fold)
+            filled.questions.append(self._question().about(plain))
+            filled.evidence = "folded"
 
     def _question(self) -> Question[Expr]:
         if self.eps is None:
@@ -295,24 +305,41 @@ def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
     return _Norm(norm, t, after, None, outputs_second=False, ahead=True, reason=reason) if is_input else None
 
 
-def _scale_after(filling: Filling, t: Unit, shape: Shape) -> Unit | None:
-    """Return the unit that the model runs directly after T (the first one later in the order of execution), if it is
-    not filled and scales and shifts channels of SHAPE (`_scales`); else None. None, too, if it is not known when T
-    runs.
+def _beside(filling: Filling, norm: _Norm) -> Unit | None:
+    """Return the unit of the model in the place of NORM: the one that the model runs directly after the layer of NORM,
+    or directly before it if the layer takes the output of NORM. If it is not known when the layer runs, the one that
+    the model registers there. None if there is none.
     """
-    here = t.used
-    after = [u for u in filling.matcher.cells.targets if here is not None and u.used is not None and u.used > here]
-    u = min(after, key=lambda u: u.used or 0.0, default=None)
-    return u if u is not None and u.main.name not in filling.holes and _scales(u, shape) else None
+    here = norm.t.order if norm.t.used is None else norm.t.used
+    known = ((u.order if norm.t.used is None else u.used, u) for u in filling.matcher.cells.targets)
+    near = [(abs(at - here), u) for at, u in known if at is not None and (at < here if norm.ahead else at > here)]
+    return min(near, key=lambda one: one[0], default=(0, None))[1]
+
+
+def _other_norms(filling: Filling) -> dict[tuple[Path, Shape], list[Unit]]:
+    """Return (path, sizes) -> the units of the model there, without a source, that together may be a norm: one with
+    several tensors, one that is a norm by its name or class (`_is_norm`), or two or more of one tensor each, of equal
+    sizes, directly in one module. One bare vector is no norm.
+    """
+    found: dict[tuple[Path, Shape], list[Unit]] = defaultdict(list)
+    for u in filling.matching.free_targets:
+        if u.main.name not in filling.holes:
+            is_whole = len(u.pieces) > 1 or _is_norm(u)
+            found[u.path if is_whole else u.path[:-1], u.main.shape].append(u)
+    return {place: held for place, held in found.items() if len(held) > 1 or held[0].path == place[0]}
+
+
+def _is_norm(unit: Unit) -> bool:
+    """Return whether UNIT is a norm by its name or its class."""
+    return label_of(unit, "purpose") == "norm" or "norm" in unit.main.entry.module.lower()
 
 
 def _scales(unit: Unit, shape: Shape) -> bool:
-    """Return whether UNIT is no norm, by its name or its class, and holds exactly a weight and a bias, both of SHAPE,
-    each of which code first multiplies with, adds, or indexes.
+    """Return whether UNIT is no norm (`_is_norm`), and holds exactly a weight and a bias, both of SHAPE, each of which
+    code first multiplies with, adds, or indexes.
     """
-    is_norm = label_of(unit, "purpose") == "norm" or "norm" in unit.main.entry.module.lower()
     by_channel = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in unit.pieces.values())
-    return unit.pieces.keys() == {"weight", "bias"} and by_channel and not is_norm
+    return unit.pieces.keys() == {"weight", "bias"} and by_channel and not _is_norm(unit)
 
 
 #: How code uses a vector with a number for each channel.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...model_code.signature import Neighbours
 from .. import expression as ex
-from ..expression import Expr
+from ..expression import Expr, Shape
 from ..matching.units import Unit
 from ..questions import Reason
-from .filling import Filled, Filling
+from .filling import Change, Filling
 
 #: Four neighbours, row by row and column by column.
 _BY_ROWS, _BY_COLUMNS = Neighbours((0, 1, 2, 3), False), Neighbours((0, 2, 1, 3), False)
@@ -22,7 +24,7 @@ def doubt_neighbours(filling: Filling) -> None:
     If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, all channels
     of one neighbour together, unless the two layers come from the same code (`Filling.same_code`): most such code
     follows Swin Transformer, which takes them column by column, so the reordered tensor is taken, and the plain one is
-    the option. All other tensors stay, without a question, and so do those that cannot be reordered (`_moved`).
+    the option. All other tensors stay, without a question, and so do those that cannot be reordered (`_moving`).
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -30,13 +32,13 @@ def doubt_neighbours(filling: Filling) -> None:
         if own is None or own == theirs:
             continue
         if theirs is not None:
-            moved = _moved(filled, t, hole.role, own, theirs)
-            if moved is not None:
-                filled.learn(moved, Reason.NEIGHBOURS, shows=f"takes neighbours in the order {theirs.order}")
+            move = _moving(t.pieces[hole.role].shape, own, theirs)
+            if move is not None:
+                filled.learn(move, Reason.NEIGHBOURS, shows=f"takes neighbours in the order {theirs.order}")
         elif own == _BY_ROWS and t.main.entry.how in _NORMS_AND_MATRICES and not filling.same_code(t, s):
-            moved = _moved(filled, t, hole.role, own, _BY_COLUMNS)
-            if moved is not None:
-                filled.ask(Reason.NEIGHBOURS, options=[moved], exchange=True)
+            move = _moving(t.pieces[hole.role].shape, own, _BY_COLUMNS)
+            if move is not None:
+                filled.ask(Reason.NEIGHBOURS, other=move, exchange=True)
 
 
 def _shown(unit: Unit, role: str) -> Neighbours | None:
@@ -44,21 +46,26 @@ def _shown(unit: Unit, role: str) -> Neighbours | None:
     that tensor was split or joined.
     """
     piece = unit.pieces.get(role)
-    return piece.entry.facts.neighbours if piece is not None and piece.shape == piece.entry.shape else None
+    return piece.entry.facts.neighbours if piece is not None and piece.is_whole else None
 
 
-def _moved(filled: Filled, t: Unit, role: str, own: Neighbours, theirs: Neighbours) -> Expr | None:
-    """Return the expression of FILLED, for the tensor ROLE of T, with its channels in the order OWN instead of THEIRS:
-    the order of the neighbours, and whether all neighbours of one channel are together (`by_channel`) or all channels
-    of one neighbour. None if OWN and THEIRS have unequally many neighbours, or if this number does not divide the
-    channels: the second dimension of a matrix or kernel, the only one of a vector.
+def _moving(shape: Shape, own: Neighbours, theirs: Neighbours) -> Change | None:
+    """Return the change that puts the channels of a tensor of sizes SHAPE into the order OWN instead of THEIRS
+    (`_moved`). None if OWN and THEIRS have unequally many neighbours, or if this number does not divide the channels:
+    the second dimension of a matrix or kernel, the only one of a vector.
     """
-    shape, count = t.pieces[role].shape, len(own.order)
-    dim = min(len(shape) - 1, 1)
-    if len(theirs.order) != count or shape[dim] % count:
+    count = len(own.order)
+    if len(theirs.order) != count or shape[min(len(shape) - 1, 1)] % count:
         return None
+    return partial(_moved, shape=shape, own=own, theirs=theirs)
+
+
+def _moved(x: Expr, shape: Shape, own: Neighbours, theirs: Neighbours) -> Expr:
+    """Return X, of sizes SHAPE, with its channels in the order OWN instead of THEIRS: the order of the neighbours, and
+    whether all neighbours of one channel are together (`by_channel`) or all channels of one neighbour.
+    """
+    dim, count = min(len(shape) - 1, 1), len(own.order)
     wide = shape[dim] // count
-    x = filled.expr
     if theirs.by_channel:
         x = _exchanged(x, shape, dim, wide, count)
     places = [theirs.order.index(place) for place in own.order]
@@ -67,7 +74,7 @@ def _moved(filled: Filled, t: Unit, role: str, own: Neighbours, theirs: Neighbou
     return _exchanged(x, shape, dim, count, wide) if own.by_channel else x
 
 
-def _exchanged(x: Expr, shape: tuple[int, ...], dim: int, outer: int, inner: int) -> Expr:
+def _exchanged(x: Expr, shape: Shape, dim: int, outer: int, inner: int) -> Expr:
     """Return X, with the sizes SHAPE, whose dimension DIM counts OUTER times INNER channels, with the two counted the
     other way round.
     """

@@ -8,6 +8,7 @@ Gated feed-forward layers return gate and value, in either order. No shape shows
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from ...model_code.signature import Gate
 from .. import expression as ex
@@ -17,7 +18,7 @@ from ..forms.pieces import Piece
 from ..matching.units import Unit
 from ..questions import Reason
 from ..words import table, words_of
-from .filling import Filled, Filling
+from .filling import Change, Filled, Filling
 
 
 def doubt_modulation(filling: Filling) -> None:
@@ -153,7 +154,7 @@ def _whole(unit: Unit) -> Piece | None:
     was split or joined.
     """
     piece = unit.pieces.get("weight")
-    return piece if piece is not None and piece.shape == piece.entry.shape else None
+    return piece if piece is not None and piece.is_whole else None
 
 
 def _is_filled(filling: Filling, unit: Unit) -> bool:
@@ -188,24 +189,24 @@ def _ask(filling: Filling, unit: Unit, parts: int, why: Reason, *, exchange: boo
     if PARTS divides its rows. The tensor with parts exchanged (`_exchanged`: the first two, or the first two of each
     three) is the option; with EXCHANGE it is taken, and the other is the option.
     """
-    for filled, turned in _with_exchanged(filling, unit, parts):
-        filled.ask(why, options=[turned], exchange=exchange)
+    for filled, turn in _with_exchange(filling, unit, parts):
+        filled.ask(why, other=turn, exchange=exchange)
 
 
 def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
     """Exchange parts (`_exchanged`) of each filled tensor of UNIT, whose output has PARTS parts, without a question;
     tensors whose rows PARTS does not divide stay.
     """
-    for filled, turned in _with_exchanged(filling, unit, parts):
-        filled.expr = turned
+    for filled, turn in _with_exchange(filling, unit, parts):
+        filled.change(turn)
 
 
-def _with_exchanged(filling: Filling, unit: Unit, parts: int) -> list[tuple[Filled, Expr]]:
-    """Return (`Filled` of a tensor, its expression with parts exchanged as in `_exchanged`) for each filled tensor of
-    UNIT whose number of rows PARTS divides. Nothing is changed.
+def _with_exchange(filling: Filling, unit: Unit, parts: int) -> list[tuple[Filled, Change]]:
+    """Return (`Filled` of a tensor, the change that exchanges its parts, `_exchanged`) for each filled tensor of UNIT
+    whose number of rows PARTS divides. Nothing is changed.
     """
     return [
-        (filling.holes[p.name], _exchanged(filling.holes[p.name].expr, p.shape[0] // parts, parts))
+        (filling.holes[p.name], partial(_exchanged, size=p.shape[0] // parts, parts=parts))
         for p in unit.pieces.values()
         if p.name in filling.holes and p.shape and p.shape[0] % parts == 0
     ]

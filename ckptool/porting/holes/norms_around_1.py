@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from .. import expression as ex
 from ..forms.pieces import Name, Piece, squeezed
@@ -66,7 +67,7 @@ def _doubt_around_0(filling: Filling, values: Values, norms: Sequence[_Norm]) ->
     share = _share_of_negatives(values, _keys(filling, norms))
     for t, _, piece in norms if share is not None and share > 0.25 else ():
         filled = filling.holes[piece.name]
-        filled.ask(Reason.NORMS_AROUND_0, options=[ex.shift(filled.expr, 1.0)], exchange="bias" not in t.pieces)
+        filled.ask(Reason.NORMS_AROUND_0, other=partial(ex.shift, value=1.0), exchange="bias" not in t.pieces)
 
 
 def _doubt_around_1(filling: Filling, values: Values, norms: Sequence[_Norm]) -> None:
@@ -116,8 +117,8 @@ def _added_in_code(filling: Filling) -> set[Name]:
             continue
         told.add(hole)
         if here != there:
-            made = ex.shift(filled.expr, there - here)
-            filled.learn(made, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
+            add = partial(ex.shift, value=there - here)
+            filled.learn(add, Reason.PLUS_IN_CODE, f"{there:g}", f"{here:g}", shows=f"adds {there:g} to it")
     return told
 
 

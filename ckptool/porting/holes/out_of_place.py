@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
 from ..forms.branches import flows_into
+from ..forms.pieces import unchanged
 from ..matching.evidence import Kind
 from ..matching.units import Pair, Path, Unit, block_of, related, similarity
 from ..questions import Reason
@@ -57,9 +58,7 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
     for t, reason, named in asked:
         for filled in (filling.holes[p.name] for p in t.pieces.values() if p.name in filling.holes):
             if id(t) in shown:
-                filled.learn(
-                    filled.expr, reason, *named, shows="runs it in this place of its graph, and no other layer"
-                )
+                filled.learn(unchanged, reason, *named, shows="runs it in this place of its graph, and no other layer")
             else:
                 filled.ask(reason, *named)
 

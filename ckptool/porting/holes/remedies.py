@@ -12,6 +12,7 @@ from math import isqrt, prod
 from ...errors import RuleError, counted, printable
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..forms.pieces import squeezed
 from ..mapping import Entry, Mapping
 from ..questions import Question, Reason
 
@@ -50,7 +51,7 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     - `_of_one_pixel`: a matrix and a transposed convolution;
     - `_of_groups`: a stack of matrices as a grouped layer;
     - `_of_turned`: a transpose with more or fewer sizes of 1;
-    - `of_channels`: another number of input channels. This is tried only if the layer takes the inputs of the model
+    - `_of_channels`: another number of input channels. This is tried only if the layer takes the inputs of the model
       (IS_INPUT), or if the model's weight has one input channel, or a multiple of those of the source;
     - `_of_frames`: pictures and frames.
     """
@@ -58,7 +59,7 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
         if (found := rule(wanted, have, expr)) is not None:
             return found
     if len(wanted) == len(have) > 1 and (is_input or wanted[1] == 1 or not wanted[1] % have[1]):
-        found = of_channels(wanted, have, expr)
+        found = _of_channels(wanted, have, expr)
     return _of_frames(wanted, have, expr) if found is None else found
 
 
@@ -93,7 +94,7 @@ def _of_turned(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     sizes of 1, are a matrix and its transpose, and not square. Else None; also if WANTED and HAVE have equally many
     dimensions, sizes of 1 included.
     """
-    narrow, other = _narrow(wanted), _narrow(have)
+    narrow, other = squeezed(wanted), squeezed(have)
     if len(narrow) != 2 or narrow != other[::-1] or narrow == other or len(wanted) == len(have):
         return None
     turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
@@ -111,10 +112,6 @@ def _of_frames(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
         return ex.reshape(ex.summed(expr, 2), wanted), _asked(Reason.FRAMES_SUMMED, have[2])
     return None
-
-
-def _narrow(shape: Shape) -> Shape:
-    return tuple(n for n in shape if n != 1)
 
 
 def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
@@ -141,7 +138,7 @@ def _of_groups(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         ((have[0] * have[2], have[1]), ex.reshape(ex.transpose(expr), wanted)),
         ((have[0] * have[1], have[2]), ex.reshape(expr, wanted)),
     ]
-    fitting = tuple(way for sizes, way in ways if sizes == _narrow(wanted))
+    fitting = tuple(way for sizes, way in ways if sizes == squeezed(wanted))
     return (fitting[0], Question(Reason.GROUPS, (), fitting[1:])) if fitting else None
 
 
@@ -211,7 +208,7 @@ def _asked(reason: Reason, *numbers: int) -> Question[Expr]:
 
 
 #: What each rule does, as the report says it, with the numbers of channels that the file and the model have.
-RULES = {
+_RULES = {
     "repeat": "its channels were repeated in turn, times {have}/{wanted}",
     "sum": "its channels were summed to {wanted}",
     "mean": "each channel got the mean of all",
@@ -220,10 +217,10 @@ RULES = {
 }
 
 
-def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest rule of `RULES`: "repeat"
-    for more channels (in turn, scaled by have/wanted), "sum" for one, else the "first" ones; the question about it,
-    with the results of the other rules that are possible as options). None if anything but the number of input channels
+def _of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
+    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest of `_RULES`: "repeat" for
+    more channels (in turn, scaled by have/wanted), "sum" for one, else the "first" ones; the question about it, with
+    the results of the other rules that are possible as options). None if anything but the number of input channels
     differs, or if the kernel does not have three to five dimensions.
 
     Args:
@@ -234,7 +231,7 @@ def of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[
         return None
     ways = _more(wanted, have[1], expr) if wanted[1] > have[1] else _fewer(wanted, have[1], expr)
     first, *others = ways
-    words = RULES[first].format(have=have[1], wanted=wanted[1])
+    words = _RULES[first].format(have=have[1], wanted=wanted[1])
     named = str(have[1]), str(wanted[1]), words, ", ".join(others)
     return ways[first], Question(Reason.OTHER_CHANNELS, named, tuple(ways[name] for name in others))
 
@@ -271,21 +268,17 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
     return {"first": first, "sum": ex.add(*parts)}
 
 
-def rule_of(expr: Expr) -> str:
-    """Return the rule for input channels (a key of RULES) that made the kernel EXPR, by its operations (with `sum` and
-    `add` as sums): "mean" for a sum and `scale` or `repeat`, "sum" for another sum; else "zeros" for `zeros`, "repeat"
-    for `scale` or `repeat`, and "first" for anything else. An expression that no rule made gets some rule, too.
+def _ways(asked: Question[Expr], expr: Expr) -> dict[str, Expr]:
+    """Return rule -> expression, for the question ASKED by `_of_channels` about EXPR. Its texts name the rule that made
+    EXPR, by what this rule does, and those that made the options.
     """
-    operations = set(expr.operations())
-    if not operations.isdisjoint(("sum", "add")):
-        return "mean" if not operations.isdisjoint(("scale", "repeat")) else "sum"
-    if "zeros" in operations:
-        return "zeros"
-    return "first" if operations.isdisjoint(("scale", "repeat")) else "repeat"
+    have, wanted, done, others = asked.named
+    first = next(rule for rule, words in _RULES.items() if words.format(have=have, wanted=wanted) == done)
+    return dict(zip((first, *others.split(", ")), (expr, *asked.options), strict=False))
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """Return MAPPING with RULE, a key of RULES, applied to every entry with an open question about its number of input
+    """Return MAPPING with RULE, a key of _RULES, applied to every entry with an open question about its number of input
     channels: it gets the kernel made by this rule (the present one or an option), and the question is answered. If the
     question has no options (of a bias beside such a kernel), the expression stays. Other entries stay.
 
@@ -305,18 +298,17 @@ def _by_rule(entry: Entry, rule: str) -> Entry:
     asked = next((q for q in entry.questions if q.is_open and q.reason is Reason.OTHER_CHANNELS), None)
     if asked is None or entry.expr is None:
         return entry
-    ways = {rule_of(way): way for way in (*asked.options, entry.expr)}
-    if not asked.options:  # the bias beside the kernel, which is the same by every rule
-        ways = {rule: entry.expr}
+    # the bias beside the kernel, which is the same by every rule, has no options
+    ways = _ways(asked, entry.expr) if asked.options else {rule: entry.expr}
     if rule not in ways:
         raise RuleError(
             f"the rule {rule!r} does not lead from {asked.named[0]} input channels to {asked.named[1]}",
             where=printable(entry.target, 100),
-            hint=f"--input-channels {min(ways, key=list(RULES).index)}",
+            hint=f"--input-channels {min(ways, key=list(_RULES).index)}",
         )
     answer = f"input channels by the rule {rule!r}, as asked for"
     left = [q if q is not asked else replace(q, answer=answer) for q in entry.questions]
     return replace(entry, expr=ways[rule], questions=tuple(left), evidence=answer)
 
 
-__all__ = ["RULES", "by_rule", "of_channels", "rule_of"]
+__all__ = ["by_rule", "of_rows", "remedy"]

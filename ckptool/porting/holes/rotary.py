@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from .. import expression as ex
-from ..expression import Expr
 from ..forms.fusing.projections import heads_of, of_library, part_label
-from ..forms.pieces import Name, Piece, squeezed
+from ..forms.pieces import Name, Piece, squeezed, unchanged
 from ..matching.units import Path, Unit
 from ..questions import Reason
 from ..words import Rotary, table, words_of
-from .filling import Filling
+from .filling import Change, Filling
 
 #: How code turns queries and keys, as an answer.
 _PAIRS = {"half": "pairs halves", "interleaved": "pairs neighbours"}
@@ -109,8 +109,7 @@ class _Rows:
         shown = self._shown_in_source()
         if shown is None or shown != self.kind:
             return False
-        filled = self.filling.holes[self.hole]
-        filled.learn(filled.expr, Reason.ROTARY, shows=_PAIRS[shown])
+        self.filling.holes[self.hole].learn(unchanged, Reason.ROTARY, shows=_PAIRS[shown])
         return True
 
     def reorder_by_code(self) -> bool:
@@ -121,12 +120,12 @@ class _Rows:
         parameters of the model (`same_names`: then nothing is to be asked). In all other cases (the model's way or its
         heads are not known, or only a part of each head is turned), change nothing, and return False.
         """
-        shown, turned = self._shown_in_source(), self._reordered()
+        shown, turn = self._shown_in_source(), self._reordering()
         if shown is None:
             return self.filling.same_names
-        if turned is None or self.kind == "unknown" or not self._turn_whole_heads():
+        if turn is None or self.kind == "unknown" or not self._turn_whole_heads():
             return False
-        self.filling.holes[self.hole].learn(turned, Reason.ROTARY, shows=_PAIRS[shown])
+        self.filling.holes[self.hole].learn(turn, Reason.ROTARY, shows=_PAIRS[shown])
         return True
 
     def are_known_to_agree(self) -> bool:
@@ -141,14 +140,12 @@ class _Rows:
         return not self._differ() and (sure or self.filling.same_code(self.t, self.s))
 
     def ask(self) -> None:
-        """Ask how the rows are paired. The option is the reordered tensor (`_reordered`); there is none if it cannot be
-        made. The reordered tensor is taken, and the plain one is the option, if the source is known to pair otherwise
-        (`_differ`) and does not have the model's code.
+        """Ask how the rows are paired. The option is the reordered tensor (`_reordering`); there is none if it cannot
+        be made. The reordered tensor is taken, and the plain one is the option, if the source is known to pair
+        otherwise (`_differ`) and does not have the model's code.
         """
-        turned = self._reordered()
-        exchange = turned is not None and self._differ() and not self.filling.same_code(self.t, self.s)
-        options = [] if turned is None else [turned]
-        self.filling.holes[self.hole].ask(Reason.ROTARY, options=options, exchange=exchange)
+        exchange = self._differ() and not self.filling.same_code(self.t, self.s)
+        self.filling.holes[self.hole].ask(Reason.ROTARY, other=self._reordering(), exchange=exchange)
 
     def _shown_in_source(self) -> str | None:
         """Return how the source's forward pass pairs the rows; None if that does not show it."""
@@ -170,16 +167,16 @@ class _Rows:
         theirs = self._shown_in_source() or (said.kind if said is not None else None)
         return self.kind != "unknown" and theirs is not None and theirs != self.kind
 
-    def _reordered(self) -> Expr | None:
-        """Return the expression of the tensor with its rows reordered from the other pairing to the model's (to halves,
-        if that is unknown), in each head. None if the model's number of heads is unknown, or if it does not divide the
+    def _reordering(self) -> Change | None:
+        """Return the change that reorders the rows of the tensor from the other pairing to the model's (to halves, if
+        that is unknown), in each head. None if the model's number of heads is unknown, or if it does not divide the
         rows into heads with an even number of rows each.
         """
         heads, shape = heads_of(self.t.main.entry), self.t.pieces[self.hole.role].shape
         if not heads or not shape or shape[0] % (2 * heads):
             return None
         kind = self.kind if self.kind != "unknown" else "half"
-        return ex.rotary(self.filling.holes[self.hole].expr, heads, kind)
+        return partial(ex.rotary, heads=heads, to=kind)
 
     def _turn_whole_heads(self) -> bool:
         """Return whether both codes turn all rows of a head: as many as the model's layer has, divided by its heads."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...model_code.signature import PRODUCTS
 from .. import expression as ex
@@ -60,12 +61,17 @@ def _turn_in_front(filling: Filling) -> None:
         one, other = places
         order = [*range(len(piece.shape))]
         order[one], order[other] = other, one
-        turned = ex.permute(filled.expr, *order)
+        turn = partial(_permuted, dims=order)
         theirs = _in_front(own)
-        if theirs is not None:
-            filled.expr = turned if theirs == (other, one) else filled.expr
-        elif other < one and not filling.written_once(t, s):
-            filled.ask(Reason.INPUTS_FIRST, options=[turned])
+        if theirs == (other, one):
+            filled.change(turn)
+        elif theirs is None and other < one and not filling.written_once(t, s):
+            filled.ask(Reason.INPUTS_FIRST, other=turn)
+
+
+def _permuted(e: Expr, dims: Sequence[int]) -> Expr:
+    """Return E with its dimensions in the order DIMS."""
+    return ex.permute(e, *dims)
 
 
 def _in_front(piece: Piece) -> tuple[int, int] | None:
@@ -92,12 +98,11 @@ def _decide(filled: Filled, shown: Counter[bool], reason: Reason | None, *, from
     option; else the other way round. Nothing is asked or changed if REASON is None, or if FILLED has an open question
     about transposing already.
     """
-    turned = ex.transpose(filled.expr)
     asked = any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts)
     if shown[True] and not shown[False]:
-        filled.expr = turned
+        filled.change(ex.transpose)
     elif not shown.total() and reason is not None and not asked:
-        filled.ask(reason, options=[turned], exchange=from_the_right)
+        filled.ask(reason, other=ex.transpose, exchange=from_the_right)
 
 
 @dataclass(frozen=True, slots=True)

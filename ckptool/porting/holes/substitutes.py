@@ -127,7 +127,8 @@ def _leftovers(filling: Filling) -> None:
         cells = filling.matcher.cells
         every = (*cells.targets, *filling.matching.later)
         targets = [u for u in every if not any(p.name in filling.holes for p in u.pieces.values())]
-        sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+        planned = {id(u) for u, _ in filling.planned}
+        sources = [u for u in cells.sources if id(u) not in planned and not used & set(u.main.expr.keys())]
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
         everything = propose not in (leftovers.parts, leftovers.rows)
         for one in propose(pairs, targets, cells.sources if everything else sources):
@@ -156,7 +157,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """
     new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
-    used = {id(s) for _, s in filling.unit_of.values()}
+    used = {id(s) for s in (*(s for _, s in filling.unit_of.values()), *(s for s, _ in filling.planned))}
     free_s = [s for s in filling.matching.free_sources if id(s) not in used]
     before = len(joined)
     for t in free_t:
@@ -184,7 +185,7 @@ def _fill_of_equal_sizes(filling: Filling, t: Unit, s: Unit, joined: list[Unit])
 
 def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     """Fill T from S, changed to the sizes of T, and return True. Return False, and do nothing, if no rule for these
-    sizes is known (`remedy`). T gets the question of this rule unless sizes show how to change S (`_sizes_show`), or
+    sizes is known (`remedy`). T gets the question of this rule unless it is certain how to change S (`_is_shown`), or
     the question has options, and all are the same as the result (`_is_one_way`).
 
     The two units become a pair of the matcher. Other tensors of T are filled from those of S with the same role and as
@@ -196,7 +197,7 @@ def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     if found is None:
         return False
     expr, question = _as_code_lists_pixels(t, s, *found)
-    asked = [] if _sizes_show(filling, t, s) or _is_one_way(filling, expr, question) else [question]
+    asked = [] if _is_shown(filling, t, s) or _is_one_way(filling, expr, question) else [question]
     filling.put(t.main, (t, s), Filled(expr, "similar names", asked))
     filling.matcher.cells.join(t, s)
     for role, piece in t.pieces.items():
@@ -209,15 +210,20 @@ def _fill_of_other_sizes(filling: Filling, t: Unit, s: Unit) -> bool:
     return True
 
 
-def _sizes_show(filling: Filling, t: Unit, s: Unit) -> bool:
-    """Return whether sizes show how the matrix S becomes the tensor T: it is its transpose (`_is_its_transpose`), or T
-    is a kernel with as many inputs as the layer before it has outputs (`_follows_its_channels`), and S has channels
-    first. False if S is no matrix.
+def _is_shown(filling: Filling, t: Unit, s: Unit) -> bool:
+    """Return whether it is certain how the matrix S becomes the tensor T: it is its transpose (`_is_its_transpose`), or
+    S has channels first, its code was not traced, and T is a kernel that the model's code moves by less than its size,
+    with as many inputs as the layer before it has outputs (`_follows_its_channels`). False if S is no matrix.
+
+    Such a T is a linear layer over all of a feature map, which torch flattens channel by channel. A kernel that moves
+    by its size may take patches, whose numbers code lists in any order.
     """
     if len(s.main.shape) != 2:
         return False
     channels_first = not holds_channels_last(s.main, filling.source.signature.framework)
-    return (channels_first and _follows_its_channels(filling, t)) or _is_its_transpose(t, s)
+    over_map = t.main.entry.facts.overlaps and _follows_its_channels(filling, t)
+    unseen = not filling.source.signature.traced
+    return (channels_first and over_map and unseen) or _is_its_transpose(t, s)
 
 
 def _is_one_way(filling: Filling, expr: Expr, question: Question[Expr]) -> bool:
@@ -311,14 +317,17 @@ def _of_other_sizes(filling: Filling) -> None:
 
 def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]) -> tuple[Expr, Question[Expr]]:
     """Return (the weight of S as that of T, in the order in which the code of the linear layer lists the pixels of a
-    patch; QUESTION as answered by this code, with the other orders as options). One of T and S is linear, the other a
-    convolution.
+    patch, or of all of a feature map; QUESTION as answered by this code, with the other orders as options). One of T
+    and S is linear, the other a convolution.
 
     Return (EXPR, QUESTION) as they are, EXPR being the weight of S reshaped, if the question is not about patches, or
     if the forward pass of the code with the linear layer does not show this order.
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
-    order = flat.main.entry.facts.pixels
+    facts = flat.main.entry.facts
+    order = facts.pixels
+    if facts.flattened is not None and tuple(facts.flattened[1:]) == kernel.main.shape[1:]:
+        order = facts.flattened.order.replace("n", "")
     if question.reason is not Reason.PATCHES or len(order) + 1 != len(kernel.main.shape):
         return expr, question
     made = _reordered_pixels(t, s, order, expr)

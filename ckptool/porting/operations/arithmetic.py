@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import REAL, Calculation, Expr, Operation, Shape, listed, need
+from .operation import OPERATIONS, REAL, Calculation, Expr, Operation, Shape, listed, need
 from .storages import zeros as tensor_of_zeros
 
 
@@ -79,6 +79,8 @@ def _is_broadcast(one: Shape, to: Shape) -> bool:
 class _Elementwise(Calculation):
     """An operation on each element of one tensor."""
 
+    keeps_sizes = True
+
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of the result: those of the only tensor, which stay."""
         return shapes[0]
@@ -106,7 +108,6 @@ class Shift(_Elementwise):
     summary = "x + value"
     infix = True
     params = REAL
-    keeps_sizes = True
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Return the only array plus the number in PARAMS."""
@@ -130,7 +131,6 @@ class Scale(_Elementwise):
     summary = "x * value"
     infix = True
     params = REAL
-    keeps_sizes = True
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Return the only array times the number in PARAMS."""
@@ -154,7 +154,7 @@ class Flip(Calculation):
     name, usage = "flip", "flip(x, dims…)"
     summary = "x with the elements of these dimensions in the opposite order, as torch.flip"
     params = "i+"
-    keeps_sizes = True
+    keeps_sizes = moves = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """Return the sizes of `flip(x, dims…)`: those of x. Raise RuleError if a dimension is named twice or does not
@@ -283,13 +283,11 @@ def unshifted(x: Expr) -> Expr:
 
 def unscaled(x: Expr) -> Expr:
     """Return X without its factors: each `scale` is left out that is outermost, or that has only operations around it
-    that rearrange (`_REARRANGE`) and other such `scale`: `transpose(scale(a, 2.0))` -> `transpose(a)`. All parts that
-    a `cat` or `stack` joins lose theirs. Any other operation stays as it is, with each `scale` inside of it.
+    that move values (`Operation.moves`) and other such `scale`: `transpose(scale(a, 2.0))` -> `transpose(a)`. All parts
+    that a `cat` or `stack` joins lose theirs. Any other operation stays as it is, with each `scale` inside of it.
     """
+    if x.is_copy:
+        return x
     if x.op == "scale":
         return unscaled(x.args[0])
-    return replace(x, args=tuple(map(unscaled, x.args))) if x.op in _REARRANGE else x
-
-
-#: Operations that give the same result if what they take is multiplied before, or their result after.
-_REARRANGE = frozenset({"reshape", "transpose", "permute", "slice", "select", "flip", "cat", "stack"})
+    return replace(x, args=tuple(map(unscaled, x.args))) if OPERATIONS[x.op].moves else x

@@ -248,6 +248,7 @@ class Join(Operation):
     """An operation that joins one or more tensors into one."""
 
     takes = 0
+    moves = True
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
         """Return the tensor itself if X joins all parts of one tensor in their old order, each cut from it by the

@@ -116,6 +116,7 @@ class Operation(ABC):
         calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
         infix: whether the torch code is a sum or a product, which needs brackets before a dot.
         keeps_sizes: whether the result has the sizes of its only tensor, so that `taken` gives them.
+        moves: whether each value of the result is a value of one of its tensors, in another place.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Operation(ABC):
     calls: bool = False
     infix: bool = False
     keeps_sizes: bool = False
+    moves: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
         """Return whether PARAMS are of the kinds in the pattern `params`, a regular expression with a letter for each
@@ -184,6 +186,8 @@ class Operation(ABC):
 class View(Operation):
     """An operation that only rearranges or drops values: its result is a view that copies no bytes."""
 
+    moves = True
+
     @abstractmethod
     def view(self, x: LazyTensor, params: tuple[Any, ...]) -> LazyTensor:
         """Return the result for the only tensor X and the other arguments PARAMS, as a view of X."""
@@ -199,7 +203,8 @@ class Calculation(Operation):
     """An operation that computes values when they are written.
 
     The result has the widest type of its tensors (`widest`; of the first `typed` ones, if that is not None). It is
-    computed in float64 if that type is float64, else in float32, and rounded once (if all are whole numbers, cut off).
+    computed in that type if it is float64 or complex, else in float32, and rounded once. If all tensors are whole
+    numbers, it is computed with these, and cut off.
     """
 
     typed: ClassVar[int | None] = None
@@ -305,9 +310,9 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
 
 def widest(parts: Sequence[LazyTensor]) -> LazyTensor:
     """Return the one of PARTS whose type the result made from all of them gets: the first with the largest elements, in
-    bytes, of those whose type is floating point or complex; of all, if there are none.
+    bytes, of those whose type is complex; of those that are floating point, if there are none; else of all.
     """
-    return max(parts, key=lambda part: (part.dtype.is_floating or part.dtype.is_complex, part.dtype.itemsize))
+    return max(parts, key=lambda part: (part.dtype.is_complex, part.dtype.is_floating, part.dtype.itemsize))
 
 
 def need(condition: bool, what: str) -> None:

@@ -54,11 +54,11 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
 
         g, v = arrays
         if g.size == 1:
-            return v * (g.reshape(()) / np.sqrt((v * v).sum()))
+            return v * (g.reshape(()) / np.sqrt((abs(v) ** 2).sum()))
         dim = next((d for d in range(g.ndim) if g.shape[d] != 1), 0) if g.ndim == v.ndim else 0
         axes = tuple(d for d in range(v.ndim) if d != dim)
         shape = [v.shape[d] if d == dim else 1 for d in range(v.ndim)]
-        return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
+        return v * (g.reshape(shape) / np.sqrt((abs(v) ** 2).sum(axis=axes, keepdims=True)))
 
 
 class Norm(Calculation):
@@ -89,7 +89,7 @@ def norm(v: Tensor) -> Tensor:
         import numpy as np
 
         (v,) = arrays
-        return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
+        return np.sqrt((abs(v) ** 2).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
 
 
 class SpectralNorm(Calculation):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ...disk.composing import Joined, Zeros
 from ...disk.files import CHUNK, Source
 from ...errors import RuleError
+from ...passes.casting import numpy_type
 from ...tensor import LazyTensor, Storage, contiguous_stride
 
 # -- views
@@ -133,8 +134,8 @@ class Computed:
     """The bytes of one computed tensor, which are computed each time they are read.
 
     Attributes:
-        compute: takes the values of PARTS as a list of arrays (float64 if LIKE is float64, else float32), and returns
-            the values of the tensor.
+        compute: takes the values of PARTS as a list of arrays of one type (`_wide`), and returns the values of the
+            tensor.
         parts: the tensors that it is computed from.
         like: a tensor with the type to write.
         length: number of bytes.
@@ -151,10 +152,19 @@ class Computed:
     def _bytes(self) -> memoryview:
         import numpy as np
 
-        kind = self.like.numpy().dtype if self.like.numel else np.dtype("float32")
-        wide = np.float64 if kind == np.float64 else np.float32
+        wide = self._wide()
         values = self.compute([part.numpy().astype(wide) for part in self.parts])
-        return memoryview(np.ascontiguousarray(values.astype(kind)).reshape(-1).view(np.uint8).data)
+        made = np.ascontiguousarray(values.astype(numpy_type(self.like.dtype)))
+        return memoryview(made.reshape(-1).view(np.uint8).data)
+
+    def _wide(self) -> str:
+        """Return the numpy type to compute in: that of LIKE if it is complex, float64 or uint64; else float32, or int64
+        if all of PARTS are whole numbers, which float32 does not hold beyond 2**24.
+        """
+        dtype = self.like.dtype
+        if dtype.is_complex or dtype.name in ("float64", "uint64"):
+            return dtype.name
+        return "float32" if any(part.dtype.is_floating for part in self.parts) else "int64"
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield all bytes of the computed tensor at once."""

@@ -7,7 +7,7 @@ parameters, whose names say which is which.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -58,11 +58,19 @@ def _halves(one: Canon) -> dict[_Key, dict[str, Piece]]:
     halves: dict[_Key, dict[str, Piece]] = defaultdict(dict)
     for piece in one.pieces.values():
         words = cut(piece.last)
-        at = next((at for at, word in enumerate(words) if word in table().complex_parts), None)
-        if piece.role == "weight" and at is not None:
-            stem = (*words[:at], *words[at + 1 :])
-            halves[piece.path[:-1], stem, piece.shape][table().complex_parts[words[at]]] = piece
+        said = complex_part(words)
+        if piece.role == "weight" and said is not None:
+            at, part = said
+            halves[piece.path[:-1], (*words[:at], *words[at + 1 :]), piece.shape][part] = piece
     return halves
+
+
+def complex_part(words: Sequence[str]) -> tuple[int, str] | None:
+    """Return (place, part) of the first of WORDS that means a part of a complex number ("real", "imaginary"); None if
+    none does.
+    """
+    known = table().complex_parts
+    return next(((at, known[word]) for at, word in enumerate(words) if word in known), None)
 
 
 def _sizes(shape: Shape) -> Shape:

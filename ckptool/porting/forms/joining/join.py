@@ -85,7 +85,8 @@ class SizeCounts:
         self._views: dict[tuple[Shape, bool], set[Shape]] = defaultdict(set)
         for piece in other.pieces.values():
             biased = piece.name.beside("bias") in other.pieces
-            self._views[piece.shape, biased].add(piece.entry.facts.layout.sizes)
+            if piece.shape:
+                self._views[piece.shape, biased].add(_view(piece))
 
     @property
     def are_equal(self) -> bool:
@@ -103,8 +104,8 @@ class SizeCounts:
         OTHER has no weight of the joined sizes, unless the code of OTHER shows that they are interleaved row by row.
 
         It does so if OTHER has a layer of the joined sizes, with a bias if BIASED, else without one, whose output its
-        code reshapes to [rows of PART, COUNT]: then `turns` is the rows of PART. `open` is set if PART has COUNT rows,
-        or if the code does not reshape the outputs of all such layers in the same way.
+        code reshapes to [rows of PART, COUNT] (`_view`): then `turns` is the rows of PART. `open` is set if PART has
+        COUNT rows, or if the code does not reshape the outputs of all such layers in the same way.
         """
         join = Join((part[0],) * count, 0)
         views = self._views.get((join.shape(part), biased), set())
@@ -119,6 +120,24 @@ class SizeCounts:
         part, whole = squeezed(part), squeezed(whole)
         own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
         return own == (count, 0) and theirs == (0, 1)
+
+
+def _view(piece: Piece) -> Shape:
+    """Return the sizes to which code reshapes the output of PIECE, a layer or a part of a fused projection; () if the
+    code does not show it, and for a part that is reshaped to two equal sizes, the first of which is that of heads, as
+    a rule.
+
+    A fused projection of n parts is reshaped to these sizes and n, in any place (to [heads, n * width], if the parts of
+    each head follow one another); or it is divided into parts, which are reshaped to [heads, width].
+    """
+    facts, whole, rows = piece.entry.facts, piece.entry.shape, piece.shape[0]
+    sizes, parts = facts.layout.sizes, whole[0] // rows if len(whole) == len(piece.shape) and rows else 1
+    if parts < 2:
+        return sizes
+    heads = sizes[0] if sizes and sizes[0] != parts else facts.heads
+    if len(sizes) == 3 and sizes[0] == parts:
+        heads = sizes[1]
+    return (heads, rows // heads) if heads and rows % heads == 0 and heads**2 != rows else ()
 
 
 def _counted(canon: Canon) -> Counter[Shape]:

@@ -7,14 +7,15 @@ the same are the parts of `both`, in this order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import reduce
 from operator import and_
 
 from ....model_code.signature import Part
-from ...words import cut, labels, shared, table
+from ...words import cut, labels, shared
 from ..fusing.projections import layout_of, said_part
 from ..pieces import Canon, Piece
+from .complex_parts import complex_part
 from .shift_scale_gate import said_affine
 
 #: Of so many tensors of one module some may be parts of one.
@@ -162,9 +163,10 @@ def _begins(letters: Sequence[str], words: Sequence[str]) -> bool:
     return alone and any(word.startswith(letters[0]) for word in words)
 
 
-def _complex(words: Collection[str]) -> str | None:
+def _complex(words: Sequence[str]) -> str | None:
     """Return which part of a complex number WORDS name ("real", "imaginary"), by the first that does; None for none."""
-    return next((table().complex_parts[word] for word in words if word in table().complex_parts), None)
+    said = complex_part(words)
+    return None if said is None else said[1]
 
 
 __all__ = ["order_by_code", "parts_by_code", "words_apart"]
