@@ -83,16 +83,10 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
     for group in groups.values():
         rows = [ground.current(u) for u in group]
         sizes = [r.rows for r in rows]
-        if (
-            not 2 <= len(group) == len(set(sizes)) <= 4
-            or len({place_of(r)[0] for r in rows}) != 1
-            or not place_of(rows[0])[0]
-        ):
-            continue
-        whole = joined(sorted(rows, key=place_of))
-        for order in permutations(range(len(group))):
-            parts = _cut_in_order(whole, sizes, order)
-            yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
+        of = {place_of(r)[0] for r in rows}
+        if 2 <= len(group) == len(set(sizes)) and len(of) == 1 and "" not in of:
+            for label, parts in _cut_in_another_order(rows):
+                yield from _rearranged(ground, label, group, parts)
 
 
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
@@ -202,7 +196,7 @@ def _orders(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
     """
     yield from _in_another_order(rows)
     whole = joined(sorted(rows, key=place_of))
-    yield from _cut_in_another_order(rows, whole)
+    yield from _cut_in_another_order(rows)
     yield from _two_exchanged(rows)
     yield from _equal_parts(rows, whole)
     yield from _grouped_queries(rows, whole)
@@ -215,17 +209,15 @@ def _in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
             yield f"parts in the order {order}", [rows[i] for i in order]
 
 
-def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each order in which WHOLE may hold the parts of ROWS (`_cut_in_order`), except the
-    order in which ROWS are given, if they are two to four of several sizes; else nothing. The new rows have the sizes
-    of ROWS, in the order of ROWS.
-
-    WHOLE has the rows of all ROWS, in the order of the source. So the order that is left out is the present one only if
-    ROWS are given in the order of the source.
+def _cut_in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for each order in which the source may hold the parts of ROWS (`_cut_in_order`), if they
+    are two to four of several sizes; else nothing. The new rows have the sizes of ROWS, in the order of ROWS. The
+    present order is among them: ROWS need not be in the order of the source, so it may be any.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
-        for order in islice(permutations(range(len(rows))), 1, None):
+        whole = joined(sorted(rows, key=place_of))
+        for order in permutations(range(len(rows))):
             yield f"parts cut in the order {order}", _cut_in_order(whole, sizes, order)
 
 
