@@ -35,6 +35,7 @@ from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
+from .ground import module_of
 from .linking.same_inputs import SEED, SameInputs, in_plain_places, same_inputs
 from .recorder import follow
 from .reference import read_reference
@@ -138,7 +139,7 @@ def _with_counters(found: Mapping) -> Mapping:
     for e in found.entries:
         module, _, leaf = e.target.rpartition(".")
         beside = entries.get(f"{module}.running_var") if e.default and is_counter(e.target) else None
-        norms = {key.rpartition(".")[0] for key in beside.sources} if beside is not None else set()
+        norms = {module_of(key) for key in beside.sources} if beside is not None else set()
         counter = f"{norms.pop()}.{leaf}" if len(norms) == 1 else ""
         if counter in found.source_shapes:
             entries[e.target] = replace(e, expr=ex.of(counter), default=False, evidence="counts for its statistics")

@@ -54,7 +54,7 @@ class Progress:
 
 
 #: Trials without success that looking for a better mapping may take.
-_TRIALS = 600
+TRIALS = 600
 
 
 class Trial:
@@ -110,7 +110,7 @@ class Trial:
         self.runs = self.misses = 0
         self.unlike: Any = None
         self.elsewhere: dict[str, Expr] = {}
-        self.patience = _TRIALS
+        self.patience = TRIALS
         self.swaps: dict[int, Swap] = {}
         self.undo: list[tuple[torch.nn.Module, str, Any]] = []
         self.confirms: Callable[[Flow, dict[str, Entry], Verdict, Iterable[str]], bool] | None = None
