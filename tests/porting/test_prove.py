@@ -560,3 +560,56 @@ def test_a_port_changes_no_value_of_a_module_that_it_is_given(proof: bool | None
     for one, values in zip(modules, before, strict=True):
         torch.testing.assert_close(one.state_dict(), values, rtol=0, atol=0)
         assert one.training
+
+
+class InPlace(nn.Module):
+    """Code that changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        x -= 1
+        return self.two(self.one(x).relu())
+
+
+@pytest.mark.parametrize("how", [{}, {"source_model": InPlace(), "prove": True}], ids=["alone", "with a proof"])
+def test_given_inputs_stay_as_they_are_though_code_changes_them(how: dict[str, Any]) -> None:
+    x = torch.zeros(2, 4)
+    mapping = ckptool.transfer(InPlace().state_dict(), InPlace(), inputs=[x], **how)
+    assert torch.equal(x, torch.zeros(2, 4))
+    assert not how or (mapping.proof or {})["equal"]
+
+
+class Inside(nn.Module):
+    """Code with CORE inside, and STEP before it."""
+
+    def __init__(self, step: Callable[[Any], Any], core: nn.Module) -> None:
+        super().__init__()
+        self.step, self.inp, self.core = step, nn.Linear(7, 4), core
+
+    def forward(self, x: Any) -> Any:
+        return self.core(torch.tanh(self.inp(self.step(x))))
+
+
+class Shifted(InPlace):
+    def forward(self, x: Any) -> Any:
+        return self.two(self.one(x - 1).relu())
+
+
+BEFORE: dict[str, Callable[[Any], Any]] = {
+    "times 2": lambda x: x * 2,
+    "in place": lambda x: x.sub_(3),
+    "random": lambda x: x + torch.randn_like(x),
+}
+
+
+@pytest.mark.parametrize("step", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("core", [InPlace, Shifted])
+def test_a_part_gets_what_the_code_around_it_gives_it(step: Callable[[Any], Any], core: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    source = Inside(step, core())
+    mapping = ckptool.transfer(source.state_dict(), core(), source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]

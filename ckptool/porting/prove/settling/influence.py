@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from ....model_code.in_eval import modes_kept
+from ....model_code.inputs import made
 from ...expression import Shape
 from ...mapping import Entry, Mapping
 from ..calling import called, tensors
@@ -93,7 +94,7 @@ def _slopes(
         with random, modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
             torch.manual_seed(_SEED)
             warnings.simplefilter("ignore")
-            out = called(trial.model, trial.inputs)
+            out = called(trial.model, made(trial.inputs))
             every = [t for t in tensors(out) if t.is_floating_point()]
             outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
             if not outs:
