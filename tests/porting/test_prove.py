@@ -613,3 +613,28 @@ def test_a_part_gets_what_the_code_around_it_gives_it(step: Callable[[Any], Any]
     mapping = ckptool.transfer(source.state_dict(), core(), source_model=source, prove=True)
     assert mapping.proof is not None
     assert mapping.proof["equal"], mapping.proof["text"]
+
+
+@pytest.mark.parametrize("inputs", [None, ["float32[3,4]"]], ids=["found", "given"])
+def test_two_exchanged_layers_are_not_taken_for_a_model_that_begins_at_the_second(inputs: list[str] | None) -> None:
+    class Two(nn.Module):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            self.names = names
+            for name in names:
+                self.add_module(name, nn.Linear(4, 4))
+
+        def forward(self, x: Any) -> Any:
+            one, two = (getattr(self, name) for name in self.names)
+            return two(one(x).relu())
+
+    torch.manual_seed(0)
+    source, own = Two("one", "two"), Two("p", "q")
+    mapping = ckptool.transfer(source.state_dict(), own)
+    swapped = {"p": "two", "q": "one"}
+    wrong = [replace(e, expr=ex.of(f"{swapped[e.target[0]]}.{e.target[2:]}"), questions=()) for e in mapping.entries]
+    given = None if inputs is None else parse_inputs(inputs)
+    found = prove(mapping.with_entries(wrong), source.state_dict(), source, own, inputs=given)
+    assert found.proof is not None
+    assert found.proof["equal"], found.proof["text"]
+    assert [str(e.expr) for e in found.entries] == ["one.weight", "one.bias", "two.weight", "two.bias"]

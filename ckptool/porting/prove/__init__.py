@@ -36,7 +36,7 @@ from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
 from .ground import module_of
-from .linking.same_inputs import SEED, SameInputs, in_plain_places, same_inputs
+from .linking.same_inputs import SEED, SameInputs, run, same_inputs
 from .recorder import follow
 from .reference import read_reference
 from .settling.account import nothing_compared
@@ -82,9 +82,9 @@ def prove(
         found (`settle`), and counters of batches may get a source (`_with_counters`). If no inputs are given and none
         are found on which both models run, only the `proof` is new, and says that nothing was compared.
 
-        If the models agree most on inputs in which inputs of one size have changed places, the likeliest order is
-        proved first, and that proof is returned if its outputs are equal. If outputs are equal only with the changed
-        places, the first layers get a doubt (`_doubt_inputs`).
+        If the models agree most on inputs that are not the likeliest by themselves (`SameInputs.plain`), those are
+        proved first, and that proof is returned if its outputs are equal. If outputs are equal only with inputs of one
+        size in changed places, the first layers get a doubt (`_doubt_inputs`).
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the source's code.
@@ -117,13 +117,13 @@ def prove(
         if inputs is not None or source_inputs is not None:
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
-    plain = in_plain_places(both)
+    plain = None if both.plain is None else run(both.plain)
     if plain is not None:
         found = _with_counters(_proved(mapping, trial, code, plain, theirs, own))
         if _is_equal(found):
             return found
     found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
-    return _doubt_inputs(found, trial, both) if both.plain is not None and _is_equal(found) else found
+    return _doubt_inputs(found, trial, both) if both.is_turned and _is_equal(found) else found
 
 
 def _with_counters(found: Mapping) -> Mapping:

@@ -272,8 +272,6 @@ def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
                 yield f"{e.target} for features flattened as {to.upper()}", {e.target: ex.flatten(x, c, h, w, to)}
 
 
-
-
 def _part(entry: Entry) -> str | None:
     """Return which part of a fused projection ENTRY is, "q", "k", "v", "gate" or "up", by the name of its module, or
     else, if it reads just one key of the source, by that of the module of this key; None if neither says it.

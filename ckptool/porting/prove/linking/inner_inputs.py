@@ -17,10 +17,10 @@ _PARTS, _BEGINS = 24, 3
 
 
 def inputs_inside(code: torch.nn.Module, values: Any, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
-    """Run CODE (the source's code) on VALUES (`attempt`) and return path -> first input, a copy, for the modules inside of CODE
-    that have children, or whose paths are in WANTED, in the order in which they run. Of a module that runs several
-    times, the first time with a tensor as its first input (by position) counts; modules without one are left out. {} if
-    CODE cannot be run.
+    """Run CODE (the source's code) on VALUES (`attempt`) and return path -> first input, a copy, for the modules inside
+    of CODE that have children, or whose paths are in WANTED, in the order in which they run. Of a module that runs
+    several times, the first time with a tensor as its first input (by position) counts; modules without one are left
+    out. {} if CODE cannot be run.
     """
     found: dict[str, torch.Tensor] = {}
     hooks = []

@@ -44,8 +44,9 @@ class SameInputs:
         theirs, own: the inputs as the source's code and the model take them, as specs or tensors.
         links: for each input of the model, in order, which input of the source's code it is made of, and how.
         code: the source's code.
-        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places;
-            else None.
+        plain: inputs that are likelier by themselves, with which a proof begins: those with the likeliest links, if
+            `links` are the same with inputs of one size in other places; those on which more agrees of all that both
+            models take themselves, if this model begins inside of the source's code; None if these are the likeliest.
         flow: the flow of the source's code on `values`; None before it was run.
         values: the inputs of the model; None before they are made.
     """
@@ -54,9 +55,14 @@ class SameInputs:
     own: Any
     links: tuple[Link, ...]
     code: torch.nn.Module
-    plain: tuple[Link, ...] | None = None
+    plain: SameInputs | None = None
     flow: Flow | None = field(default=None, repr=False)
     values: Any = field(default=None, repr=False)
+
+    @property
+    def is_turned(self) -> bool:
+        """Return whether inputs of one size have changed places."""
+        return self.plain is not None and are_turned(self.plain.links, self.links)
 
     @property
     def shown(self) -> str:
@@ -114,7 +120,9 @@ def same_inputs(
     when it is late or has had 20 seconds of CPU time.
 
     Last, the model gets the input of a module inside of the source's code. If INPUTS are given, this is tried only if
-    both models could be run in another way before, and counts only if outputs are equal.
+    both models could be run in another way before, and counts only if outputs are equal. If outputs are not equal so,
+    and something agreed in another way, the best of these ways is in `SameInputs.plain`: a layer that has the weights
+    of a later one agrees with it inside, too.
 
     Args:
         theirs: the source's code.
@@ -131,6 +139,7 @@ def same_inputs(
         CannotCarry: no inputs are found that both models take.
     """
     best: tuple[tuple[Any, ...], SameInputs] | None = None
+    plain: SameInputs | None = None
     until = time.thread_time() + _PATIENCE
     ran = False
     for candidate in _candidates(theirs, own, inputs, source_inputs, known):
@@ -142,12 +151,16 @@ def same_inputs(
         if found is None:
             continue
         ran = True
-        verdict, whole = found
+        verdict, both = found
         if inputs is not None and _begins_inside(candidate.links) and not (verdict.equal and verdict.compared):
             continue  # given inputs are left only for a proof
         rank = _rank(verdict, candidate.links)
         if best is None or rank > best[0]:
-            best = rank, whole
+            best = rank, both
+            if not _begins_inside(both.links):
+                plain = both if verdict.agreeing + verdict.entered > 0 else None
+            elif not rank[0]:
+                best = rank, replace(both, plain=plain)
         if verdict.equal and verdict.compared:
             break
     if best is not None:
@@ -220,31 +233,26 @@ def _begins_inside(chosen: Sequence[Link]) -> bool:
     return any(link.how == "part" for link in chosen)
 
 
-def in_plain_places(found: SameInputs) -> SameInputs | None:
-    """Return FOUND with the likeliest links (`SameInputs.plain`) in place of its own, and with new values and the flow
-    of the source's code on them. None if FOUND has no inputs that have changed places (`plain` is None), or if the
-    source's code cannot be run on the new values.
-    """
-    if found.plain is None:
-        return None
-    plain = replace(found, links=found.plain, plain=None)
-    values = plain.made(SEED)
-    flow = None if values is None else follow(found.code, values[0], bare=True)
-    return None if values is None or flow is None else replace(plain, flow=flow, values=values[1])
-
-
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
-    """Run both models on CANDIDATE and return (the verdict of JUDGED, CANDIDATE with the flow of the source's code and
-    the inputs of the model); None if one of the two cannot be run.
+    """Run both models on CANDIDATE and return (the verdict of JUDGED, CANDIDATE with its flow and values); None if one
+    of the two cannot be run.
     """
+    both = run(candidate)
+    if both is None or both.flow is None:
+        return None
+    seen, verdict = judged(both.flow, both.values)
+    return None if seen is None or verdict is NOTHING else (verdict, both)
+
+
+def run(candidate: SameInputs) -> SameInputs | None:
+    """Return CANDIDATE with values, and with the flow of the source's code on them; as it is if it has them. None if
+    that code cannot be run on them.
+    """
+    if candidate.flow is not None:
+        return candidate
     values = candidate.made(SEED)
     flow = None if values is None else follow(candidate.code, values[0], bare=True)
-    if values is None or flow is None:
-        return None
-    seen, verdict = judged(flow, values[1])
-    if seen is None or verdict is NOTHING:
-        return None
-    return verdict, replace(candidate, flow=flow, values=values[1])
+    return None if values is None or flow is None else replace(candidate, flow=flow, values=values[1])
 
 
 def _candidates(
@@ -276,16 +284,17 @@ def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: A
     """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, with up to eight different
     links between them (`links`). If both have the same names, two or more, and inputs of equal types and sizes under
     them, yield them once, with the links by name (`links_by_name`). If the links of a later way have the sources of the
-    first way in another order, its `plain` is the links of the first way.
+    first way in another order, its `plain` is the first way.
     """
     named = links_by_name(theirs, first, own, second)
     if named is not None:
         yield SameInputs(first, second, named, theirs)
         return
-    plain: tuple[Link, ...] | None = None
+    plain: SameInputs | None = None
     for way in islice(links(first, second), _WAYS):
-        yield SameInputs(first, second, way, theirs, plain if plain and are_turned(plain, way) else None)
-        plain = plain or way
+        turned = plain is not None and are_turned(plain.links, way)
+        yield SameInputs(first, second, way, theirs, plain if turned else None)
+        plain = plain or SameInputs(first, second, way, theirs)
 
 
 def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[tuple[Any, Any]]:
@@ -322,4 +331,4 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
         yield from working_inputs(theirs, like=[] if inputs is None else list(spellings(theirs, inputs)))
 
 
-__all__ = ["SEED", "SameInputs", "in_plain_places", "same_inputs"]
+__all__ = ["SEED", "SameInputs", "run", "same_inputs"]

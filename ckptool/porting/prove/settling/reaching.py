@@ -12,7 +12,6 @@ from ..goes_in import takes_the_same
 from ..ground import Ground
 from ..improving import FEWEST, search
 from ..trial import TRIALS
-from ..trial import TRIALS
 from ..verdict import Verdict, given_by, judge
 from .influence import by_itself_alone
 from .reached import Reached, but_for_new_keys
