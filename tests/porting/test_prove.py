@@ -638,3 +638,59 @@ def test_two_exchanged_layers_are_not_taken_for_a_model_that_begins_at_the_secon
     assert found.proof is not None
     assert found.proof["equal"], found.proof["text"]
     assert [str(e.expr) for e in found.entries] == ["one.weight", "one.bias", "two.weight", "two.bias"]
+
+
+class Tied(nn.Module):
+    """Two layers, the first of which has a second name, before or after its own."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in dict.fromkeys(name[0] for name in names)})
+        for name in names:
+            self.add_module(name, self.layers[name[0]])
+        del self.layers
+        self.names = names
+
+    def forward(self, x: Any) -> Any:
+        return self.q(self.p(x).relu())
+
+
+@pytest.mark.parametrize("names", [("p", "q"), ("p", "q", "p2"), ("p", "p2", "q"), ("q", "p2", "p", "q2")], ids=str)
+@pytest.mark.parametrize("second", ["one", "two"])
+def test_all_keys_of_one_tensor_have_what_a_proof_shows(names: tuple[str, ...], second: str) -> None:
+    """SECOND is where the second names of both layers get their weights from, before the proof."""
+    torch.manual_seed(0)
+    source, own = nn.Sequential(), Tied(*names)
+    source.add_module("one", nn.Linear(4, 4))
+    source.add_module("relu", nn.ReLU())
+    source.add_module("two", nn.Linear(4, 4))
+    before = {"p": "two", "q": "one", "p2": second, "q2": second}
+    entries = []
+    for e in ckptool.transfer(source.state_dict(), own).entries:
+        module, leaf = e.target.split(".")
+        entries.append(replace(e, expr=ex.of(f"{before[module]}.{leaf}"), questions=()))
+    mapping = ckptool.transfer(source.state_dict(), own).with_entries(entries)
+    x = torch.randn(3, 4)
+    found = ckptool.porting.Mapping.of(prove(mapping, source.state_dict(), source, own, inputs=[x]))
+    assert found.proof is not None
+    assert found.proof["equal"], found.proof["text"]
+    assert found.is_sure
+    fresh = Tied(*names)
+    ckptool.load_into(fresh, source.state_dict(), mapping=found)
+    assert torch.allclose(fresh(x), source(x), atol=1e-6)
+    assert {str(e.expr) for e in found.entries if e.target.startswith("p")} == {"one.weight", "one.bias"}
+
+
+def test_a_doubt_about_one_key_of_a_tensor_is_settled_with_the_others_and_each_keeps_its_source() -> None:
+    torch.manual_seed(0)
+    source, own = Tied("p", "q", "p2"), Tied("p", "q", "p2")
+    mapping = ckptool.transfer(source.state_dict(), own)
+    of_second = {"p2.weight": ex.of("p2.weight")}  # as a file has it that stores both
+    made = [replace(e, expr=of_second.get(e.target, e.expr)) for e in mapping.entries]
+    asked = [e.asking(ask(Reason.NOT_FELT)) if e.target == "p2.weight" else e for e in made]
+    found = prove(mapping.with_entries(asked), source.state_dict(), source, own, inputs=[torch.randn(3, 4)])
+    assert found.proof is not None
+    assert found.proof["equal"]
+    assert found.proof["unfelt"] == []
+    assert found.is_sure
+    assert [e.expr for e in found.entries] == [e.expr for e in made]
