@@ -694,3 +694,58 @@ def test_a_doubt_about_one_key_of_a_tensor_is_settled_with_the_others_and_each_k
     assert found.proof["unfelt"] == []
     assert found.is_sure
     assert [e.expr for e in found.entries] == [e.expr for e in made]
+
+
+class Scaled(nn.Module):
+    """Code that takes a plain value, too."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__()
+        self.names = one, two
+        self.add_module(one, nn.Linear(4, 5))
+        self.add_module(two, nn.Linear(5, 3))
+
+    def forward(self, x: Any, scale: Any, mode: str = "relu") -> Any:
+        one, two = (getattr(self, name) for name in self.names)
+        return two(getattr(torch, mode)(one(x) * scale))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"inputs": [torch.ones(2, 4), 0.5]},
+        {"inputs": [torch.ones(2, 4), 2, "tanh"]},
+        {"inputs": {"x": torch.ones(2, 4), "scale": 0.5}},
+        {"source_inputs": [torch.ones(2, 4), 0.5]},
+        {"inputs": [torch.ones(2, 4), 0.5], "source_inputs": {"scale": 0.5, "x": torch.ones(2, 4)}},
+    ],
+    ids=["position", "text", "name", "of the source", "of both"],
+)
+def test_plain_values_are_inputs_too(inputs: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    source, own = Scaled("f", "g"), Scaled("one", "two")
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, **inputs)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]
+
+
+def test_a_given_tensor_may_be_larger_than_all_that_are_searched_for() -> None:
+    torch.manual_seed(0)
+    source, own = (nn.Sequential(nn.Conv2d(3, 4, 1, stride=8), nn.ReLU(), nn.Conv2d(4, 2, 1)) for _ in range(2))
+    x = torch.randn(1, 3, 1024, 1024)
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, inputs=[x], prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+
+
+@pytest.mark.parametrize("given", ["float32[1,3,8,8]", torch.randn(1, 3, 8, 8)], ids=["a spec", "a tensor"])
+def test_given_inputs_on_which_the_code_of_the_source_stops_are_refused(given: Any) -> None:
+    class Last(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x.permute(0, 3, 1, 2))
+
+    layers = [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)]
+    with pytest.raises(CannotCarry, match="the source's code cannot be run on"):
+        ckptool.transfer(
+            Last(*layers).state_dict(), nn.Sequential(*layers), source_model=Last(*layers), inputs=[given], prove=True
+        )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ....model_code.inputs import InputSpec, leaves
+from ..calling import tensors
 from ..recorder import attempt
 from .spellings import spellings
 
@@ -57,7 +58,7 @@ def beginnings(
     of an input of the code itself, in any order (BGR for RGB): the model then takes the same pictures as the code.
     Nothing is yielded if the code cannot be run.
     """
-    given = [tensor for _, tensor in leaves(values)]
+    given = list(tensors(values))
     found = {
         path: tensor
         for path, tensor in inputs_inside(theirs, values, known).items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 
 from ....errors import CannotCarry, printable
 from ....model_code.input_search import working_inputs
-from ....model_code.inputs import inputs_text, leaves, made, with_leaves
+from ....model_code.inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from ..calling import arguments, first_line
 from ..flow import Flow
 from ..recorder import attempt, follow
 from ..verdict import NOTHING, Verdict
 from .inner_inputs import beginnings, inputs_inside
-from .links import Link, are_turned, by_name, links, links_by_name
+from .links import Link, are_turned, by_name, links, links_by_name, type_and_shape
 from .spellings import mixtures, respelled, spellings
 
 #: Of the first draw of inputs.
@@ -311,7 +311,7 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
             continue
         spelled = list(spellings(own, spec))
         yield from ((spec, wanted) for wanted in spelled)
-        for wanted in islice(working_inputs(own, like=spelled), _OWN):
+        for wanted in islice(working_inputs(own, like=_as_specs(spelled)), _OWN):
             yield spec, wanted
             for mixed in islice(mixtures(spec, wanted), _MIXTURES):
                 yield respelled(spec, mixed), respelled(wanted, mixed)
@@ -321,14 +321,40 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried; else all on which a
-    search found it to run (`working_inputs`), or none. The search begins with the forms of INPUTS, the inputs of the
-    model, that THEIRS may take (`spellings`), if INPUTS are given.
+    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried. Else yield the forms
+    of INPUTS, the inputs of the model, that THEIRS may take (`spellings`) and can be run on, if INPUTS are given and
+    have values, which are kept; and then all inputs on which a search found it to run (`working_inputs`). The search
+    begins with specs like these forms.
     """
     if source_inputs is not None:
         yield source_inputs
-    else:
-        yield from working_inputs(theirs, like=[] if inputs is None else list(spellings(theirs, inputs)))
+        return
+    forms = [] if inputs is None else list(spellings(theirs, inputs))
+    yield from (form for form in forms if _has_values(form) and attempt(theirs, form)[1] is None)
+    yield from working_inputs(theirs, like=_as_specs(forms))
+
+
+def _has_values(inputs: Any) -> bool:
+    """Return whether INPUTS are not only specs, but tensors or plain values, too."""
+    return not all(isinstance(one, InputSpec) for _, one in leaves(inputs))
+
+
+def _as_specs(several: Iterable[Any]) -> list[Any]:
+    """Return SEVERAL inputs, each with specs in place of tensors, for a search, which changes types and sizes. Inputs
+    with plain values, which have neither, are left out.
+    """
+    return [
+        with_leaves(inputs, [one if isinstance(one, InputSpec) else _spec_of(one) for _, one in leaves(inputs)])
+        for inputs in several
+        if all(isinstance(one, InputSpec | torch.Tensor) for _, one in leaves(inputs))
+    ]
+
+
+def _spec_of(tensor: torch.Tensor) -> InputSpec:
+    """Return a spec like TENSOR. Of whole numbers, it has those below the largest, with that."""
+    dtype, shape = type_and_shape(tensor)
+    whole = tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return InputSpec(dtype, shape, int(tensor.max()) + 1 if whole else 0)
 
 
 __all__ = ["SEED", "SameInputs", "run", "same_inputs"]
