@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -749,3 +750,17 @@ def test_given_inputs_on_which_the_code_of_the_source_stops_are_refused(given: A
         ckptool.transfer(
             Last(*layers).state_dict(), nn.Sequential(*layers), source_model=Last(*layers), inputs=[given], prove=True
         )
+
+
+def test_a_right_mapping_is_run_at_most_once_with_the_same_values_beside_the_search_for_inputs() -> None:
+    torch.manual_seed(0)
+    source, own = Tied("p", "q"), Tied("p", "q")
+    runs: list[Any] = []
+    own.register_forward_pre_hook(lambda _, args: runs.append((args[0].dtype, args[0].sum().item())))
+    mapping = ckptool.transfer(source.state_dict(), own)
+    found = prove(mapping, source.state_dict(), source, own, inputs=parse_inputs(["float32[3,4]"]))
+    assert found.proof is not None
+    assert found.proof["equal"]
+    first, *others = Counter(runs).most_common()
+    assert first[1] <= 3  # to find inputs, to compare, and for gradients
+    assert {count for _, count in others} == {1}

@@ -37,7 +37,7 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     used = {key for i in reached for key in seen.uses[i].keys}
     weak = _without_slope(trial, same or None)
     if expected.uses:
-        shown = {key for use in seen.uses for key in use.keys if _shows(use, expected)}
+        shown = {key for use in seen.uses if _shows(use, expected) for key in use.keys}
         weak -= shown - _biases_of_keys(weak, seen)
         used |= shown
     return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
@@ -214,8 +214,7 @@ def by_itself_alone(
     ends = {i for j in (range(len(seen.behind)) if verdict.beyond else same) for i in seen.behind[j]}
     shown = [use.index in ends for use in seen.uses]
     for use in reversed(seen.uses):
-        vouches = bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)
-        if shown[use.index] or vouches:
+        if shown[use.index] or (bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)):
             for earlier in use.before:
                 shown[earlier] = True
     confirmed = {key for use in seen.uses if shown[use.index] for key in use.keys}
