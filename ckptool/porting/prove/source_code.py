@@ -109,11 +109,9 @@ class OwnCode:
         made = flow.renamed(self.made_of)
         if not self.missing:
             return made
-        open_: list[bool] = []
-        for use in flow.uses:
-            open_.append(not self.missing.isdisjoint(use.keys) or any(open_[i] for i in use.before))
-        kept = [i for i, behind in enumerate(flow.behind) if not any(open_[j] for j in behind)]
-        uses = [use for use in made.uses if not open_[use.index]]
+        open_ = flow.depending(use.index for use in flow.uses if not self.missing.isdisjoint(use.keys))
+        kept = [i for i, behind in enumerate(flow.behind) if open_.isdisjoint(behind)]
+        uses = [use for use in made.uses if use.index not in open_]
         return replace(made.with_outputs(kept), uses=uses)
 
 

@@ -212,12 +212,11 @@ def by_itself_alone(
     before = {e.target: e for e in mapping.entries}
     sure = {key for key, e in before.items() if e.status == "mapped" and not e.default and e.expr == entries[key].expr}
     ends = {i for j in (range(len(seen.behind)) if verdict.beyond else same) for i in seen.behind[j]}
-    shown = [use.index in ends for use in seen.uses]
-    for use in reversed(seen.uses):
-        if shown[use.index] or (bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)):
-            for earlier in use.before:
-                shown[earlier] = True
-    confirmed = {key for use in seen.uses if shown[use.index] for key in use.keys}
+    shown = seen.reaching(ends)
+    others = (use for use in seen.uses if use.index not in shown and sure.issuperset(use.keys))
+    vouching = [use for use in others if use.keys and expected.gives(use.given)]
+    shown |= seen.reaching(earlier for use in vouching for earlier in use.before)
+    confirmed = {key for use in seen.uses if use.index in shown for key in use.keys}
     return {key for use in seen.uses for key in use.keys if key in entries} - confirmed - sure
 
 
