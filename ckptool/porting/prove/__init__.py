@@ -117,13 +117,18 @@ def prove(
         if inputs is not None or source_inputs is not None:
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
-    plain = None if both.plain is None else run(both.plain)
-    if plain is not None:
-        found = _with_counters(_proved(mapping, trial, code, plain, theirs, own))
-        if _is_equal(found):
+
+    def proved_on(both: SameInputs) -> Mapping:
+        """Return MAPPING with the result of its proof on the inputs BOTH, or on those that are likelier by themselves
+        (`SameInputs.plain`), if there are any and outputs are equal on them.
+        """
+        plain = None if both.plain is None else run(both.plain)
+        if plain is not None and _is_equal(found := proved_on(plain)):
             return found
-    found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
-    return _doubt_inputs(found, trial, both) if both.is_turned and _is_equal(found) else found
+        found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
+        return _doubt_inputs(found, trial, both) if both.is_turned and _is_equal(found) else found
+
+    return proved_on(both)
 
 
 def _with_counters(found: Mapping) -> Mapping:

@@ -330,7 +330,9 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
         yield source_inputs
         return
     forms = [] if inputs is None else list(spellings(theirs, inputs))
-    yield from (form for form in forms if _has_values(form) and attempt(theirs, form)[1] is None)
+    for form in filter(_has_values, forms):
+        if attempt(theirs, made(form, generator=torch.Generator().manual_seed(SEED)))[1] is None:
+            yield form
     yield from working_inputs(theirs, like=_as_specs(forms))
 
 
@@ -351,7 +353,7 @@ def _as_specs(several: Iterable[Any]) -> list[Any]:
 
 
 def _spec_of(tensor: torch.Tensor) -> InputSpec:
-    """Return a spec like TENSOR. Of whole numbers, it has those below the largest, with that."""
+    """Return a spec like TENSOR; one of whole numbers has those from 0 to the largest in TENSOR."""
     dtype, shape = type_and_shape(tensor)
     whole = tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     return InputSpec(dtype, shape, int(tensor.max()) + 1 if whole else 0)
