@@ -140,7 +140,8 @@ def _lists(value: Any) -> Any:
 
 
 def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
-    """Return VALUE with a random tensor in place of each spec; other values in it stay as they are.
+    """Return VALUE with a random tensor in place of each spec, and a copy in place of each tensor, because code may
+    change what it is given; other values in it stay as they are.
 
     Floating point and complex numbers are normal. Integers are from `low` to `high` - 1, where `high` counts as at
     least 2 and `low` + 1; in a matrix with more than two possible values, the highest is at the end of each row and
@@ -155,7 +156,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
     if isinstance(value, Mapping | list | tuple):
         return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
     if not isinstance(value, InputSpec):
-        return value
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
     dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:
         if device == "meta":

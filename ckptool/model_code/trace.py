@@ -215,7 +215,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
 
 def _hollow(value: Any, device: str) -> Any:
     """Return the input that VALUE, a spec, a tensor or nested ones, stands for: tensors on DEVICE for specs, and
-    tensors as they are.
+    copies of tensors.
 
     A single spec of floating point numbers becomes zeros that share one element if DEVICE is "cpu", because values do
     not matter; other specs become random values, or none on the meta device.

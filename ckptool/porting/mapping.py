@@ -121,9 +121,9 @@ class Entry:
 
     def settled(self, answer: str) -> Entry:
         """Return the entry with ANSWER as the answer of all its open questions, and as its evidence. It is not
-        `default` then: without an expression it is unmapped.
+        `default` then: without an expression it is unmapped. An empty ANSWER answers the questions as well.
         """
-        questions = answered(self.questions, None, answer)
+        questions = answered(self.questions, None, answer or "settled without evidence")
         return replace(self, questions=tuple(questions), evidence=answer, default=False)
 
     @property

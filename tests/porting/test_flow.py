@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -224,3 +226,32 @@ def test_channels_that_look_alike_stay_beside_their_neighbours() -> None:
     x[[1, 2, 5, 6, 7, 11]] = 0
     swapped = torch.cat([x[6:], x[:6]])
     assert pairing(fingerprints(swapped, 0), fingerprints(x, 0)) == [*range(6, 12), *range(6)]
+
+
+COMPILED = """
+import sys, torch
+from ckptool.porting.prove.recorder import follow
+
+class Net(torch.nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.weight, self.last = what, torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.what(x, self.weight))
+
+def used(what):
+    flow = follow(Net(what), [torch.ones(2, 4)], wider=True)
+    return [(use.kind, use.keys, [step.name for step in use.steps]) for use in flow.uses]
+
+def what(x, weight):
+    return torch.relu(x @ weight) + 1
+
+plain = used(what)
+assert "torch._dynamo" not in sys.modules
+assert used(torch.compile(what, backend="eager")) == plain, plain
+"""
+
+
+def test_compiled_code_is_followed_as_any_other_and_no_other_code_imports_the_compiler() -> None:
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)

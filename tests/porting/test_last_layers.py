@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, permutations
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ckptool
+from ckptool.porting import expression as ex
 from ckptool.porting.mapping import Mapping
+from ckptool.porting.prove.arrangements import _orders
+from ckptool.porting.prove.rows import Rows
+
+SIZES = (1, 2, 3)
 
 
 class Whole(nn.Module):
@@ -58,3 +64,15 @@ def test_no_rows_are_proved_if_the_code_multiplies_one_head() -> None:
     mapping = tried(Whole(factor=1.5))
     assert mapping.proof is not None
     assert not mapping.proof["equal"]
+
+
+@pytest.mark.parametrize("present", [*permutations(range(3))], ids=str)
+def test_parts_of_unequal_sizes_are_cut_in_each_order_whichever_they_have_now(present: tuple[int, ...]) -> None:
+    def cut(order: tuple[int, ...]) -> list[Rows]:
+        ends = dict(zip(order, accumulate(SIZES[i] for i in order), strict=True))
+        places = [(ends[i] - n, ends[i]) for i, n in enumerate(SIZES)]
+        return [Rows(ex.part(ex.of("fc"), 0, *place), None, place[1] - place[0]) for place in places]
+
+    shapes = {"fc": (sum(SIZES), 6)}
+    made = {tuple(ex.simplified(r.weight, shapes) for r in rows if r.weight) for _, rows in _orders(cut(present))}
+    assert made >= {tuple(r.weight for r in cut(order)) for order in permutations(range(3)) if order != present}

@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ckptool
+from ckptool.porting import expression as ex
+from ckptool.porting.mapping import Entry
+from ckptool.porting.prove.ground import exchanged
 
 
 class Times(nn.Module):
@@ -52,3 +55,9 @@ def test_a_matrix_is_found_whichever_way_it_is_stored_also_if_the_first_outputs_
     assert mapping.proof["equal"], mapping.proof["text"]
     ckptool.load_into(own, tmp_path / "a.pth", mapping=mapping)
     assert torch.equal(own.first.weight, theirs.one.weight)
+
+
+def test_keys_of_other_sizes_exchange_nothing() -> None:
+    x, y = ex.of("x"), ex.of("y")
+    entries = {e.target: e for e in (Entry("a", (4,), x), Entry("b", (4,), y), Entry("c", (2, 2), y))}
+    assert exchanged(entries, {"a": y}) == {"a": y, "b": x}

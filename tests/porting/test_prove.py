@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -560,3 +561,206 @@ def test_a_port_changes_no_value_of_a_module_that_it_is_given(proof: bool | None
     for one, values in zip(modules, before, strict=True):
         torch.testing.assert_close(one.state_dict(), values, rtol=0, atol=0)
         assert one.training
+
+
+class InPlace(nn.Module):
+    """Code that changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        x -= 1
+        return self.two(self.one(x).relu())
+
+
+@pytest.mark.parametrize("how", [{}, {"source_model": InPlace(), "prove": True}], ids=["alone", "with a proof"])
+def test_given_inputs_stay_as_they_are_though_code_changes_them(how: dict[str, Any]) -> None:
+    x = torch.zeros(2, 4)
+    mapping = ckptool.transfer(InPlace().state_dict(), InPlace(), inputs=[x], **how)
+    assert torch.equal(x, torch.zeros(2, 4))
+    assert not how or (mapping.proof or {})["equal"]
+
+
+class Inside(nn.Module):
+    """Code with CORE inside, and STEP before it."""
+
+    def __init__(self, step: Callable[[Any], Any], core: nn.Module) -> None:
+        super().__init__()
+        self.step, self.inp, self.core = step, nn.Linear(7, 4), core
+
+    def forward(self, x: Any) -> Any:
+        return self.core(torch.tanh(self.inp(self.step(x))))
+
+
+class Shifted(InPlace):
+    def forward(self, x: Any) -> Any:
+        return self.two(self.one(x - 1).relu())
+
+
+BEFORE: dict[str, Callable[[Any], Any]] = {
+    "times 2": lambda x: x * 2,
+    "in place": lambda x: x.sub_(3),
+    "random": lambda x: x + torch.randn_like(x),
+}
+
+
+@pytest.mark.parametrize("step", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("core", [InPlace, Shifted])
+def test_a_part_gets_what_the_code_around_it_gives_it(step: Callable[[Any], Any], core: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    source = Inside(step, core())
+    mapping = ckptool.transfer(source.state_dict(), core(), source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]
+
+
+@pytest.mark.parametrize("inputs", [None, ["float32[3,4]"]], ids=["found", "given"])
+def test_two_exchanged_layers_are_not_taken_for_a_model_that_begins_at_the_second(inputs: list[str] | None) -> None:
+    class Two(nn.Module):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            self.names = names
+            for name in names:
+                self.add_module(name, nn.Linear(4, 4))
+
+        def forward(self, x: Any) -> Any:
+            one, two = (getattr(self, name) for name in self.names)
+            return two(one(x).relu())
+
+    torch.manual_seed(0)
+    source, own = Two("one", "two"), Two("p", "q")
+    mapping = ckptool.transfer(source.state_dict(), own)
+    swapped = {"p": "two", "q": "one"}
+    wrong = [replace(e, expr=ex.of(f"{swapped[e.target[0]]}.{e.target[2:]}"), questions=()) for e in mapping.entries]
+    given = None if inputs is None else parse_inputs(inputs)
+    found = prove(mapping.with_entries(wrong), source.state_dict(), source, own, inputs=given)
+    assert found.proof is not None
+    assert found.proof["equal"], found.proof["text"]
+    assert [str(e.expr) for e in found.entries] == ["one.weight", "one.bias", "two.weight", "two.bias"]
+
+
+class Tied(nn.Module):
+    """Two layers, the first of which has a second name, before or after its own."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in dict.fromkeys(name[0] for name in names)})
+        for name in names:
+            self.add_module(name, self.layers[name[0]])
+        del self.layers
+        self.names = names
+
+    def forward(self, x: Any) -> Any:
+        return self.q(self.p(x).relu())
+
+
+@pytest.mark.parametrize("names", [("p", "q"), ("p", "q", "p2"), ("p", "p2", "q"), ("q", "p2", "p", "q2")], ids=str)
+@pytest.mark.parametrize("second", ["one", "two"])
+def test_all_keys_of_one_tensor_have_what_a_proof_shows(names: tuple[str, ...], second: str) -> None:
+    """SECOND is where the second names of both layers get their weights from, before the proof."""
+    torch.manual_seed(0)
+    source, own = nn.Sequential(), Tied(*names)
+    source.add_module("one", nn.Linear(4, 4))
+    source.add_module("relu", nn.ReLU())
+    source.add_module("two", nn.Linear(4, 4))
+    before = {"p": "two", "q": "one", "p2": second, "q2": second}
+    entries = []
+    for e in ckptool.transfer(source.state_dict(), own).entries:
+        module, leaf = e.target.split(".")
+        entries.append(replace(e, expr=ex.of(f"{before[module]}.{leaf}"), questions=()))
+    mapping = ckptool.transfer(source.state_dict(), own).with_entries(entries)
+    x = torch.randn(3, 4)
+    found = ckptool.porting.Mapping.of(prove(mapping, source.state_dict(), source, own, inputs=[x]))
+    assert found.proof is not None
+    assert found.proof["equal"], found.proof["text"]
+    assert found.is_sure
+    fresh = Tied(*names)
+    ckptool.load_into(fresh, source.state_dict(), mapping=found)
+    assert torch.allclose(fresh(x), source(x), atol=1e-6)
+    assert {str(e.expr) for e in found.entries if e.target.startswith("p")} == {"one.weight", "one.bias"}
+
+
+def test_a_doubt_about_one_key_of_a_tensor_is_settled_with_the_others_and_each_keeps_its_source() -> None:
+    torch.manual_seed(0)
+    source, own = Tied("p", "q", "p2"), Tied("p", "q", "p2")
+    mapping = ckptool.transfer(source.state_dict(), own)
+    of_second = {"p2.weight": ex.of("p2.weight")}  # as a file has it that stores both
+    made = [replace(e, expr=of_second.get(e.target, e.expr)) for e in mapping.entries]
+    asked = [e.asking(ask(Reason.NOT_FELT)) if e.target == "p2.weight" else e for e in made]
+    found = prove(mapping.with_entries(asked), source.state_dict(), source, own, inputs=[torch.randn(3, 4)])
+    assert found.proof is not None
+    assert found.proof["equal"]
+    assert found.proof["unfelt"] == []
+    assert found.is_sure
+    assert [e.expr for e in found.entries] == [e.expr for e in made]
+
+
+class Scaled(nn.Module):
+    """Code that takes a plain value, too."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__()
+        self.names = one, two
+        self.add_module(one, nn.Linear(4, 5))
+        self.add_module(two, nn.Linear(5, 3))
+
+    def forward(self, x: Any, scale: Any, mode: str = "relu") -> Any:
+        one, two = (getattr(self, name) for name in self.names)
+        return two(getattr(torch, mode)(one(x) * scale))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"inputs": [torch.ones(2, 4), 0.5]},
+        {"inputs": [torch.ones(2, 4), 2, "tanh"]},
+        {"inputs": {"x": torch.ones(2, 4), "scale": 0.5}},
+        {"source_inputs": [torch.ones(2, 4), 0.5]},
+        {"inputs": [torch.ones(2, 4), 0.5], "source_inputs": {"scale": 0.5, "x": torch.ones(2, 4)}},
+    ],
+    ids=["position", "text", "name", "of the source", "of both"],
+)
+def test_plain_values_are_inputs_too(inputs: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    source, own = Scaled("f", "g"), Scaled("one", "two")
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, **inputs)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof["text"]
+
+
+def test_a_given_tensor_may_be_larger_than_all_that_are_searched_for() -> None:
+    torch.manual_seed(0)
+    source, own = (nn.Sequential(nn.Conv2d(3, 4, 1, stride=8), nn.ReLU(), nn.Conv2d(4, 2, 1)) for _ in range(2))
+    x = torch.randn(1, 3, 1024, 1024)
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, inputs=[x], prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+
+
+@pytest.mark.parametrize("given", ["float32[1,3,8,8]", torch.randn(1, 3, 8, 8)], ids=["a spec", "a tensor"])
+def test_given_inputs_on_which_the_code_of_the_source_stops_are_refused(given: Any) -> None:
+    class Last(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x.permute(0, 3, 1, 2))
+
+    layers = [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)]
+    with pytest.raises(CannotCarry, match="the source's code cannot be run on"):
+        ckptool.transfer(
+            Last(*layers).state_dict(), nn.Sequential(*layers), source_model=Last(*layers), inputs=[given], prove=True
+        )
+
+
+def test_a_right_mapping_is_run_at_most_once_with_the_same_values_beside_the_search_for_inputs() -> None:
+    torch.manual_seed(0)
+    source, own = Tied("p", "q"), Tied("p", "q")
+    runs: list[Any] = []
+    own.register_forward_pre_hook(lambda _, args: runs.append((args[0].dtype, args[0].sum().item())))
+    mapping = ckptool.transfer(source.state_dict(), own)
+    found = prove(mapping, source.state_dict(), source, own, inputs=parse_inputs(["float32[3,4]"]))
+    assert found.proof is not None
+    assert found.proof["equal"]
+    first, *others = Counter(runs).most_common()
+    assert first[1] <= 3  # to find inputs, to compare, and for gradients
+    assert {count for _, count in others} == {1}

@@ -148,11 +148,12 @@ def test_only_questions_of_the_topic_are_answered() -> None:
     assert [q.reason for q in still_open(answered(asked, Topic.ORDER, "no swap fits"))] == [Reason.ROTARY]
 
 
-def test_an_entry_is_a_guess_as_long_as_a_question_is_open() -> None:
+@pytest.mark.parametrize("evidence", ["equal outputs", ""])
+def test_an_entry_is_a_guess_as_long_as_a_question_is_open(evidence: str) -> None:
     entry = Entry("x", (2,), _A).asking(Question(Reason.ROTARY, (), (_B,)))
     assert (entry.status, entry.rivals) == ("guessed", (_B,))
-    settled = entry.settled("equal outputs")
-    assert (settled.status, settled.doubts, settled.rivals, settled.evidence) == ("mapped", (), (), "equal outputs")
+    settled = entry.settled(evidence)
+    assert (settled.status, settled.doubts, settled.rivals, settled.evidence) == ("mapped", (), (), evidence)
     assert [str(question) for question in settled.questions] == [Reason.ROTARY.says]
 
 

@@ -19,7 +19,7 @@ from ckptool.porting.expression import Shape
 from ckptool.porting.forms.own_code import named_alike
 from ckptool.porting.mapping import Mapping
 from ckptool.porting.prove import prove
-from ckptool.porting.prove.dimensions import ways
+from ckptool.porting.prove.dimensions import bordered, ways
 
 F = nn.functional
 
@@ -524,3 +524,13 @@ def test_all_keys_are_cut_from_fewer_tensors_at_once() -> None:
         "slice(bias, 0, 0, 4)",
         "slice(bias, 0, 4, 7)",
     ]
+
+
+@pytest.mark.parametrize(("core", "axis"), [((2, 5), 0), ((1, 5), 0), ((1, 1, 4), 1), ((1,), 0)], ids=str)
+def test_a_border_may_be_as_wide_as_what_it_is_put_around(core: Shape, axis: int) -> None:
+    shapes = {"core": core, "edge": tuple(1 if d == axis else size for d, size in enumerate(core))}
+    source = {key: torch.rand(shape) for key, shape in shapes.items()}
+    tensors = ckptool.porting.applying.open_source(source).state_dict().tensors
+    expected = torch.cat([*source.values()], axis)
+    made = [ex.lazy(x, tensors).numpy() for _, _, x in bordered(tuple(expected.shape), shapes)]
+    assert any(np.array_equal(expected, one) for one in made)

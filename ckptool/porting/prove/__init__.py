@@ -35,7 +35,8 @@ from ..mapping import Mapping
 from ..questions import Reason
 from .causes import Codes
 from .flow import Flow
-from .linking.same_inputs import SEED, SameInputs, in_plain_places, same_inputs
+from .ground import module_of
+from .linking.same_inputs import SEED, SameInputs, run, same_inputs
 from .recorder import follow
 from .reference import read_reference
 from .settling.account import nothing_compared
@@ -81,9 +82,9 @@ def prove(
         found (`settle`), and counters of batches may get a source (`_with_counters`). If no inputs are given and none
         are found on which both models run, only the `proof` is new, and says that nothing was compared.
 
-        If the models agree most on inputs in which inputs of one size have changed places, the likeliest order is
-        proved first, and that proof is returned if its outputs are equal. If outputs are equal only with the changed
-        places, the first layers get a doubt (`_doubt_inputs`).
+        If the models agree most on inputs that are not the likeliest by themselves (`SameInputs.plain`), those are
+        proved first, and that proof is returned if its outputs are equal. If outputs are equal only with inputs of one
+        size in changed places, the first layers get a doubt (`_doubt_inputs`).
 
     Raises:
         NotFound: the file lacks more than a tenth of the keys of the source's code.
@@ -116,13 +117,18 @@ def prove(
         if inputs is not None or source_inputs is not None:
             raise
         return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
-    plain = in_plain_places(both)
-    if plain is not None:
-        found = _with_counters(_proved(mapping, trial, code, plain, theirs, own))
-        if _is_equal(found):
+
+    def proved_on(both: SameInputs) -> Mapping:
+        """Return MAPPING with the result of its proof on the inputs BOTH, or on those that are likelier by themselves
+        (`SameInputs.plain`), if there are any and outputs are equal on them.
+        """
+        plain = None if both.plain is None else run(both.plain)
+        if plain is not None and _is_equal(found := proved_on(plain)):
             return found
-    found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
-    return _doubt_inputs(found, trial, both) if both.plain is not None and _is_equal(found) else found
+        found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
+        return _doubt_inputs(found, trial, both) if both.is_turned and _is_equal(found) else found
+
+    return proved_on(both)
 
 
 def _with_counters(found: Mapping) -> Mapping:
@@ -138,7 +144,7 @@ def _with_counters(found: Mapping) -> Mapping:
     for e in found.entries:
         module, _, leaf = e.target.rpartition(".")
         beside = entries.get(f"{module}.running_var") if e.default and is_counter(e.target) else None
-        norms = {key.rpartition(".")[0] for key in beside.sources} if beside is not None else set()
+        norms = {module_of(key) for key in beside.sources} if beside is not None else set()
         counter = f"{norms.pop()}.{leaf}" if len(norms) == 1 else ""
         if counter in found.source_shapes:
             entries[e.target] = replace(e, expr=ex.of(counter), default=False, evidence="counts for its statistics")

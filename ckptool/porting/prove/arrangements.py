@@ -16,15 +16,13 @@ from ..forms.fusing.projections import part_label
 from .flow import MATRICES, Held, Use
 from .ground import Change, Ground
 from .outputs import by_name
-from .rows import Rows, by_heads, joined, place_of, turned
+from .rows import HEAD_COUNTS, HEAD_SIZES, Rows, by_heads, joined, place_of, turned
 
 #: A function from the rows of some weights to reordered rows.
 Turn = Callable[[Sequence[Rows]], list[Rows]]
 
-_HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 #: Chunks of one layer that are reordered; fewer than these are tried in each order, others with two exchanged.
 _MOST_CHUNKS, _FEW_CHUNKS = 9, 5
-_HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def twice(ground: Ground, f: Use) -> Iterator[Change]:
@@ -83,16 +81,10 @@ def at_the_end(ground: Ground) -> Iterator[Change]:
     for group in groups.values():
         rows = [ground.current(u) for u in group]
         sizes = [r.rows for r in rows]
-        if (
-            not 2 <= len(group) == len(set(sizes)) <= 4
-            or len({place_of(r)[0] for r in rows}) != 1
-            or not place_of(rows[0])[0]
-        ):
-            continue
-        whole = joined(sorted(rows, key=place_of))
-        for order in permutations(range(len(group))):
-            parts = _cut_in_order(whole, sizes, order)
-            yield from _rearranged(ground, f"rows of one layer cut in the order {order}", group, parts)
+        of = {place_of(r)[0] for r in rows}
+        if 2 <= len(group) == len(set(sizes)) and len(of) == 1 and "" not in of:
+            for label, parts in _cut_in_another_order(rows):
+                yield from _rearranged(ground, label, group, parts)
 
 
 def exchanged_outputs(ground: Ground) -> Iterator[Change]:
@@ -202,7 +194,7 @@ def _orders(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
     """
     yield from _in_another_order(rows)
     whole = joined(sorted(rows, key=place_of))
-    yield from _cut_in_another_order(rows, whole)
+    yield from _cut_in_another_order(rows)
     yield from _two_exchanged(rows)
     yield from _equal_parts(rows, whole)
     yield from _grouped_queries(rows, whole)
@@ -215,17 +207,15 @@ def _in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
             yield f"parts in the order {order}", [rows[i] for i in order]
 
 
-def _cut_in_another_order(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
-    """Yield (label, new rows) for each order in which WHOLE may hold the parts of ROWS (`_cut_in_order`), except the
-    order in which ROWS are given, if they are two to four of several sizes; else nothing. The new rows have the sizes
-    of ROWS, in the order of ROWS.
-
-    WHOLE has the rows of all ROWS, in the order of the source. So the order that is left out is the present one only if
-    ROWS are given in the order of the source.
+def _cut_in_another_order(rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+    """Yield (label, new rows) for each order in which the source may hold the parts of ROWS (`_cut_in_order`), if they
+    are two to four of several sizes; else nothing. The new rows have the sizes of ROWS, in the order of ROWS. The
+    present order is among them: ROWS need not be in the order of the source, so it may be any.
     """
     sizes = [r.rows for r in rows]
     if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
-        for order in islice(permutations(range(len(rows))), 1, None):
+        whole = joined(sorted(rows, key=place_of))
+        for order in permutations(range(len(rows))):
             yield f"parts cut in the order {order}", _cut_in_order(whole, sizes, order)
 
 
@@ -254,7 +244,7 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
     the one weight that is WHOLE, or N weights of one size that make it up; for other ROWS, that N is skipped.
 
     If ROWS is one weight, its parts come in each other order. For two and three parts and each usual number of heads
-    above 1 that divides a part (2 to 32, `_HEAD_COUNTS`; also with each row as a head), WHOLE is taken to hold the
+    above 1 that divides a part (2 to 32, `HEAD_COUNTS`; also with each row as a head), WHOLE is taken to hold the
     parts head by head, and they are put part by part, in each order; if ROWS is one weight, its parts are also joined
     head by head, in each order.
     """
@@ -267,7 +257,7 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
         if len(rows) == 1:
             for order in every[1:]:
                 yield f"{n} parts in the order {order}", [joined([cut[i] for i in order])]
-        for heads in dict.fromkeys((*_HEAD_COUNTS, size)) if n < 4 else ():  # by single rows, too
+        for heads in dict.fromkeys((*HEAD_COUNTS, size)) if n < 4 else ():  # by single rows, too
             if size % heads or heads == 1:
                 continue
             apart = [whole.of_heads(heads, n, i) for i in range(n)]
@@ -280,14 +270,14 @@ def _equal_parts(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[
 
 def _grouped_queries(rows: Sequence[Rows], whole: Rows) -> Iterator[tuple[str, list[Rows]]]:
     """Yield (label, [queries, keys, values]) for ROWS, three weights cut from WHOLE, which is taken to hold, for each
-    head of the keys, several queries, a key and a value: one for each usual number of heads (1 to 32, `_HEAD_COUNTS`)
+    head of the keys, several queries, a key and a value: one for each usual number of heads (1 to 32, `HEAD_COUNTS`)
     that divides the rows of the keys. Nothing unless the last two of ROWS have one size, and the first is larger and a
     multiple of it.
     """
     if len(rows) != 3 or rows[1].rows != rows[2].rows or rows[0].rows <= rows[1].rows or rows[0].rows % rows[1].rows:
         return
     times = rows[0].rows // rows[1].rows
-    for heads in _HEAD_COUNTS:
+    for heads in HEAD_COUNTS:
         if rows[1].rows % heads == 0:
             *queries, key, value = [whole.of_heads(heads, times + 2, i) for i in range(times + 2)]
             yield f"groups of {times} queries by {heads} heads", [by_heads(heads, queries), key, value]
@@ -299,7 +289,7 @@ def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     keys reordered (see `turned`).
 
     There is one for each two layers of GROUP that may be queries and keys, each usual number of rows of a head (twelve
-    from 2 to 128, `_HEAD_SIZES`) that divides the rows of both, and each of the orders "half" and "interleaved". If
+    from 2 to 128, `HEAD_SIZES`) that divides the rows of both, and each of the orders "half" and "interleaved". If
     just two layers are named as queries or keys, they come first. All other pairs follow if GROUP has fewer than five
     layers. A layer alone, whose rows three divides, is taken to hold queries, keys and values, a third each.
     """
@@ -311,7 +301,7 @@ def _turns(group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
     if len(group) == 1 and sizes[0] % 3 == 0:
         choices.append(())
     for chosen in choices:
-        for head in _HEAD_SIZES:
+        for head in HEAD_SIZES:
             widths = [sizes[i] for i in chosen] or [sizes[0] // 3]
             if any(w % head for w in widths):
                 continue

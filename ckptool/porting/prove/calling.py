@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from collections.abc import Mapping as MappingOf
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import printable
 from .flow import Place
+
+
+class Mode(TorchDispatchMode):  # type: ignore[misc]
+    """A mode of torch. It is the class of modes that look at each operation of a forward pass.
+
+    Torch puts a function around `__torch_dispatch__` that keeps its compiler from looking into it, and that imports the
+    compiler for this. That takes seconds, so the plain function runs as long as nothing else has imported the compiler.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        plain = cls.__torch_dispatch__
+        super().__init_subclass__(**kwargs)
+        cls._ways = plain, cls.__torch_dispatch__
+
+    def __enter__(self) -> Any:
+        type(self).__torch_dispatch__ = self._ways["torch._dynamo" in sys.modules]
+        return super().__enter__()
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
@@ -66,4 +85,4 @@ def placed(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]
             yield from placed(getattr(value, name, None), (*place, name))
 
 
-__all__ = ["arguments", "called", "first_line", "placed", "tensors"]
+__all__ = ["Mode", "arguments", "called", "first_line", "placed", "tensors"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import torch
 _BETWEEN = frozenset(
     "relu gelu silu sigmoid tanh elu celu leaky_relu hardswish hardsigmoid hardtanh softplus mish log_sigmoid_forward "
     "_softmax _log_softmax exp sin cos erf sqrt rsqrt square abs clamp clamp_min clamp_max threshold softshrink "
-    "hardshrink glu add sub rsub mul div pow flip bernoulli max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "hardshrink glu add sub rsub mul div floor_divide pow floor ceil round trunc flip bernoulli "
+    "max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
     "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
     "replication_pad3d upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d "
     "upsample_bicubic2d".split()
@@ -27,7 +29,7 @@ _WITH_WEIGHTS = frozenset(
 )
 _ATTENTION = "_scaled_dot_product"
 #: Arithmetic, which is a step only with a number.
-_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "pow"})
+_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "floor_divide", "pow"})
 #: Arguments that are sizes and places, not settings; and momentum, which does nothing in eval mode.
 _NO_SETTINGS = frozenset(
     "normalized_shape N C HxW momentum dim half_to_float output_size scales scales_h scales_w scale_factors dtype "
@@ -67,13 +69,13 @@ class Step:
     @property
     def factor(self) -> float | None:
         """Return the number by which this step multiplies, for `x / 2` its inverse, 0.5. None for other steps (also for
-        a division that rounds its result), or if the number is 0.
+        a division that rounds its result), or if the number is 0 or not finite.
         """
         settings = dict(self.settings)
         number = settings.get("other") if self.name in ("mul", "div") and "rounding_mode" not in settings else None
-        if not isinstance(number, float) or not number:
+        if not isinstance(number, bool | float) or not number or not isfinite(number):
             return None
-        return number if self.name == "mul" else 1 / number
+        return float(number) if self.name == "mul" else 1 / number
 
     @property
     def added(self) -> float | None:
@@ -82,7 +84,7 @@ class Step:
         """
         number = dict(self.settings).get("other") if self.name in ("add", "sub") else None
         times = self.kwargs.get("alpha", 1)  # `torch.add(x, 2, alpha=3)` adds 6
-        if not isinstance(number, float) or not number or not isinstance(times, int | float):
+        if not isinstance(number, bool | float) or not number or not isinstance(times, int | float):
             return None
         return float(number * times if self.name == "add" else -number * times)
 
@@ -110,7 +112,7 @@ def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any])
     """
     name = func._overloadpacket.__name__.rstrip("_")
     if name in _NUMBERS:
-        args = [_number(a) if at else a for at, a in enumerate(args)]
+        args = [_as_number(a) if at else a for at, a in enumerate(args)]
         if any(isinstance(a, torch.Tensor) for a in args[1:]):
             return None
     settings = _settings(func, args, kwargs)
@@ -145,7 +147,7 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))
 
 
-def _number(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     """Return VALUE as a float if it is a tensor without dimensions, else as it is."""
     return float(value) if isinstance(value, torch.Tensor) and not value.ndim else value
 

@@ -246,8 +246,8 @@ def _joined(factors: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, ...]]
 
 def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, str, Expr]]:
     """Yield (cost, a name for what is done, expression) for each way to make a tensor of sizes WANT from a tensor of
-    SHAPES (key -> sizes), the core, by a border one element wide, first or last, along one dimension or along two. The
-    core needs at least two elements in each dimension; dimensions of 1 in WANT and SHAPES do not count.
+    SHAPES (key -> sizes), the core, by a border one element wide, first or last, along one dimension or along two.
+    Dimensions of 1 in WANT and SHAPES do not count.
 
     The parts of the border are other tensors of SHAPES, each read once: one part for one dimension, three (two edges
     and the corner) for two, of which at most one may be missing; zeros take its place. At most 64 choices of borders
@@ -258,7 +258,7 @@ def bordered(want: Shape, shapes: MappingOf[str, Shape]) -> Iterator[tuple[int, 
         core = tuple(size - (d in dims) for d, size in enumerate(sizes))
         edges = [tuple(size for e, size in enumerate(core) if e not in cut) for cut in _faces(dims)]
         fitting = [[key for key, shape in shapes.items() if squeezed(shape) == squeezed(edge)] for edge in edges]
-        for whole in (key for key, shape in shapes.items() if squeezed(shape) == core) if min(core) > 0 else ():
+        for whole in (key for key, shape in shapes.items() if squeezed(shape) == squeezed(core)):
             choices = [[*keys, None] if len(edges) > 1 else keys for keys in fitting]
             for chosen in islice(product(*choices), _EDGES):
                 held = [key for key in (whole, *chosen) if key is not None]

@@ -230,6 +230,14 @@ class Flow:
             open_ = {i for at in open_ for i in self.uses[at].before} - reached
         return reached
 
+    def depending(self, starts: Iterable[int]) -> set[int]:
+        """Return the indices STARTS of uses, and those of all uses whose inputs depend on them."""
+        reached = set(starts)
+        for use in self.uses:
+            if not reached.isdisjoint(use.before):
+                reached.add(use.index)
+        return reached
+
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """Return the same forward pass with its weights as expressions over other keys. MADE_OF has old key -> its
         expression over the new keys. If an old key is not in MADE_OF, the weights that are made of it have no

@@ -289,4 +289,23 @@ class Ground:
         return [(ex.part(w, 0, i, j), ex.part(b, 0, i, j)) for i, j in edges]
 
 
-__all__ = ["Change", "Ground"]
+def exchanged(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -> dict[str, Expr]:
+    """Return the change NEW, as key -> expression, with its other half: each other key of ENTRIES (key -> entry) that
+    has the new expression of a key of NEW now, and the same sizes, gets the present expression of that key in exchange;
+    nothing changes for it if that has none.
+    """
+    out = dict(new)
+    for own, expr in new.items():
+        old = entries[own].expr
+        for key, entry in entries.items():
+            if key not in out and entry.expr == expr and old is not None and entry.shape == entries[own].shape:
+                out[key] = old
+    return out
+
+
+def module_of(key: str) -> str:
+    """Return the path of the module that holds KEY: "a.b" for "a.b.weight", "" for "weight"."""
+    return key.rpartition(".")[0]
+
+
+__all__ = ["Change", "Ground", "exchanged", "module_of"]

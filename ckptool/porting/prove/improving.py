@@ -31,13 +31,13 @@ from .other_values import (
     table_or_matrix,
     without_shifts,
 )
-from .trial import Trial
+from .trial import TRIALS, Trial
 from .unused import UNUSED, cut_from_few, fillings, from_unused
 from .vectors import vectors, with_the_norm_after_it
 from .verdict import Verdict, judge
 
-#: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
-TRIALS, FEWEST, _GUESSES = 600, 80, 200
+#: Trials without success that looking for a better mapping may take with big models, and changes for one place.
+FEWEST, _GUESSES = 80, 200
 #: Uses of weights in all trials without success.
 _WORK = 15_000
 #: Uses of the same keys for which changes are made, of those where the models diverge.

@@ -15,7 +15,7 @@ from itertools import islice, permutations, product
 from ..expression import Expr
 from .fingerprints import pairing
 from .flow import MATRICES, Flow, Held, Use
-from .ground import Change, Ground
+from .ground import Change, Ground, exchanged
 from .outputs import by_name
 
 #: Layers before one that are paired, steps back, and ways to pair the layers that are tried in one place, and in all.
@@ -155,7 +155,7 @@ def _take_the_same(u: Use, v: Use) -> bool:
 def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
     """Yield one change (label, key -> expression) for all of PAIRS, (layers of the model, layers of the source's code):
     the layers of the model get the weights of the others (`_given`), and other keys that had the new expressions get
-    the old ones in exchange (`_given_back`). Nothing if one pair cannot change, if two pairs give one key different
+    the old ones in exchange (`exchanged`). Nothing if one pair cannot change, if two pairs give one key different
     expressions, or if the keys have these expressions already.
     """
     new: dict[str, Expr] = {}
@@ -166,7 +166,7 @@ def _change(ground: Ground, pairs: Sequence[_Pair]) -> Iterator[Change]:
         new |= found
     new = {key: expr for key, expr in new.items() if ground.entries[key].expr != expr}
     if new:
-        yield "what goes before its partner", new | _given_back(ground, new)
+        yield "what goes before its partner", exchanged(ground.entries, new)
 
 
 def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[str, Expr] | None:
@@ -195,17 +195,6 @@ def _given(ground: Ground, mine: Sequence[Use], others: Sequence[Use]) -> dict[s
         (held, ground.theirs_of(v.held[role])) for role, held in u.held.items() if role in v.held
     ]
     return ground.put(pairs)
-
-
-def _given_back(ground: Ground, new: dict[str, Expr]) -> dict[str, Expr]:
-    """Return key -> expression for the other half of an exchange. NEW has key of the model -> its new expression. If a
-    key that is not in NEW has one of these expressions now, it gets the present expression of the key in NEW:
-    for `a` <- `y` in NEW, where `a` has `x` and `b` has `y` now, `b` gets `x`. Keys that would get no expression are
-    left out.
-    """
-    old = {expr: ground.entries[key].expr for key, expr in new.items()}
-    back = {key: old[e.expr] for key, e in ground.entries.items() if key not in new and e.expr in old}
-    return {key: expr for key, expr in back.items() if expr is not None}
 
 
 __all__ = ["before_an_output", "before_its_partner"]

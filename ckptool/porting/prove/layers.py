@@ -75,7 +75,7 @@ def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
     """Return how far OWN, the fingerprints of the output of a layer of the model, is from the output of OTHER, a layer
-    of the source's code, with or without its bias, whichever is nearer (see `_apart`).
+    of the source's code, with or without its bias, whichever is nearer (see `_largest_difference`).
 
     If OTHER is None or has another number of channels: 0.0 if layers in EXPECTED, the flow of the source's code, give
     all channels of OWN, else None.
@@ -83,10 +83,10 @@ def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float |
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
     if not given:
         return 0.0 if expected.gives(own) else None
-    return min(_apart(own, one) for one in given)
+    return min(_largest_difference(own, one) for one in given)
 
 
-def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
+def _largest_difference(own: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference between the fingerprints OWN and OTHER, of equally many channels, divided by the
     largest root mean square of a channel of OTHER (not divided, if that is 0). The channels are compared in their
     order, and with each column of numbers sorted; the smaller result counts. 0.0 if there are no channels.

@@ -13,6 +13,8 @@ from ..forms.fusing.projections import fused_by_name, part_label
 from ..mapping import Entry
 from ..questions import still_open
 from .flow import Flow
+from .ground import exchanged, module_of
+from .rows import HEAD_COUNTS, HEAD_SIZES
 
 #: Options of one module that are tried alone, and how far apart modules are that are exchanged.
 _OF_ONE_MODULE, _APART = 6, 11
@@ -25,7 +27,7 @@ def changes(entries: dict[str, Entry], shapes: MappingOf[str, Shape]) -> Iterato
     - option N of their questions for all guessed keys with the same doubts and so many options, for each N;
     - another convention of code for all tensors (`_conventions`);
     - one of the first six options for one module, if several modules have the same doubts (as many options as the first
-      of its keys has); keys that have its new expressions now get its old ones in exchange (`_exchanged`);
+      of its keys has); keys that have its new expressions now get its old ones in exchange (`exchanged`);
     - exchanges of two guessed modules (`_exchanges`).
     """
     groups = _with_equal_doubts(entries.values())
@@ -36,10 +38,11 @@ def changes(entries: dict[str, Entry], shapes: MappingOf[str, Shape]) -> Iterato
     for members in groups:
         by_module: dict[str, list[Entry]] = {}
         for entry in members:
-            by_module.setdefault(module_of(entry), []).append(entry)
+            by_module.setdefault(module_of(entry.target), []).append(entry)
         for one in by_module.values() if len(by_module) > 1 else ():
             for number in range(min(len(one[0].rivals), _OF_ONE_MODULE)):
-                yield members[0].doubts[0], _exchanged(entries, one, number)
+                new = {e.target: e.rivals[number] for e in one if len(e.rivals) > number}
+                yield members[0].doubts[0], exchanged(entries, new)
     yield from _exchanges(entries)
 
 
@@ -112,25 +115,6 @@ def _has_factor(option: Expr, expected: Flow) -> bool:
     return any(found is not None and isclose(found, factor, rel_tol=1e-5) for found in factors)
 
 
-def module_of(entry: Entry) -> str:
-    """Return the path of the module that holds the key of ENTRY: "a.b" for "a.b.weight", "" for "weight"."""
-    return entry.target.rpartition(".")[0]
-
-
-def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
-    """Return the change, as key -> expression, that gives each of MEMBERS, entries of one module, its option with the
-    index NUMBER (`Entry.rivals`); one with fewer options stays. Each other key of ENTRIES that has such an option as
-    its expression now, and the same sizes, gets the old expression of the member in exchange.
-    """
-    new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
-    for own, expr in list(new.items()):
-        old = entries[own].expr
-        for key, entry in entries.items():
-            if key not in new and entry.expr == expr and old is not None and entry.shape == entries[own].shape:
-                new[key] = old
-    return new
-
-
 def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression), each of which exchanges the expressions of the guessed entries of two
     modules, if these have equal sizes in equal order. Each module with guessed entries is exchanged with the next 11 of
@@ -139,7 +123,7 @@ def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]
     modules: dict[str, list[tuple[Entry, Expr]]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.expr is not None:
-            modules.setdefault(module_of(entry), []).append((entry, entry.expr))
+            modules.setdefault(module_of(entry.target), []).append((entry, entry.expr))
     paths = list(modules)
     for i, one in enumerate(paths):
         for other in paths[i + 1 : i + 1 + _APART]:
@@ -180,11 +164,11 @@ def _conventions(entries: list[Entry], shapes: MappingOf[str, Shape]) -> Iterato
 def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that put the rows of all queries and keys of MADE, pairs (entry, its
     expression), into the "half" or the "interleaved" order of a rotary embedding: two changes for each width of
-    heads in `_HEAD_SIZES` (4 to 128) that divides the rows of all of them. Queries and keys are told by their names
+    heads in `HEAD_SIZES` (2 to 128) that divides the rows of all of them. Queries and keys are told by their names
     (`_part`); nothing without any.
     """
     attention = [(e, x) for e, x in made if e.shape and _part(e) in ("q", "k")]
-    for head in _HEAD_SIZES if attention else ():
+    for head in HEAD_SIZES if attention else ():
         if all(e.shape[0] % head == 0 for e, _ in attention):
             for kind in ("half", "interleaved"):
                 new = {e.target: ex.rotary(x, e.shape[0] // head, kind) for e, x in attention}
@@ -193,7 +177,7 @@ def _rotary_orders(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]
 
 def _cut_by_heads(made: Sequence[_Made], shapes: MappingOf[str, Shape]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Yield changes (label, key -> expression) that cut parts from fused tensors of the source head by head, not as one
-    block of rows each: first thirds, then halves, one change for each number of heads in `_HEAD_COUNTS` (2 to 32) that
+    block of rows each: first thirds, then halves, one change for each number of heads in `HEAD_COUNTS` (1 to 32) that
     divides the rows of all these parts. A change has all thirds, or all halves, of MADE, pairs (entry, its expression).
 
     Parts are entries that take the first, second and (of thirds) third block of equally many rows of one tensor, if
@@ -211,27 +195,27 @@ def _cut_by_heads(made: Sequence[_Made], shapes: MappingOf[str, Shape]) -> Itera
             if {place for _, place in held} == {*range(n)} and ex.shape_of(whole, shapes)[0] == n * rows
             for e, place in held
         ]
-        for heads in _HEAD_COUNTS if parts else ():
+        for heads in HEAD_COUNTS if parts else ():
             if all(e.shape[0] % heads == 0 for e, _, _ in parts):
                 new = {e.target: ex.of_heads(whole, heads, n, place) for e, whole, place in parts}
                 yield f"parts that alternate by {heads} heads", new
 
 
 def _joined_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield changes (label, key -> expression), one for each number of heads in `_HEAD_COUNTS`, in which two or three
+    """Yield changes (label, key -> expression), one for each number of heads in `HEAD_COUNTS`, in which two or three
     tensors that are concatenated along the rows now are joined head by head. MADE has pairs (entry, its expression);
     all entries with such an expression change at once, if the number of heads divides their rows per part (if it
     divides none, the change is empty). If some of them are guessed, only these change. Nothing without any.
     """
     fused = [(e, joined) for e, x in made if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
     fused = [one for one in fused if one[0].status == "guessed"] or fused  # what is certain stays, if something is not
-    for heads in _HEAD_COUNTS if fused else ():
+    for heads in HEAD_COUNTS if fused else ():
         new = {e.target: ex.by_heads(heads, *args) for e, args in fused if (e.shape[0] // len(args)) % heads == 0}
         yield f"parts that alternate by {heads} heads", new
 
 
 def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr]]]:
-    """Yield two changes (label, key -> expression) for each number of heads in `_HEAD_COUNTS`. One puts the three
+    """Yield two changes (label, key -> expression) for each number of heads in `HEAD_COUNTS`. One puts the three
     parts of fused projections, which are one after the other, head by head; the other takes them for head by head, and
     puts them one after the other.
 
@@ -240,7 +224,7 @@ def _fused_by_heads(made: Sequence[_Made]) -> Iterator[tuple[str, dict[str, Expr
     divides none gives no changes.
     """
     whole = [(e, x, e.shape[0] // 3) for e, x in made if e.shape and x.is_copy and _is_fused(e)]
-    for heads in _HEAD_COUNTS:
+    for heads in HEAD_COUNTS:
         fitting = [(e, x, third) for e, x, third in whole if not (e.shape[0] % 3 or third % heads)]
         if not fitting:
             continue
@@ -286,10 +270,6 @@ def _flattened(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
             h, w = (side, side) if side * side == places else (1, places)
             for to in ("nhwc", "nchw") if places > 1 else ():
                 yield f"{e.target} for features flattened as {to.upper()}", {e.target: ex.flatten(x, c, h, w, to)}
-
-
-_HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)
-_HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32)
 
 
 def _part(entry: Entry) -> str | None:

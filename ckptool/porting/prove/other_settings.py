@@ -17,6 +17,7 @@ from ...errors import counted, printable
 from ..mapping import Entry
 from .code_steps import Step, Swap, before, instead, left_out, times
 from .flow import Flow, Use
+from .ground import module_of
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ def layer_of(use: Use) -> str:
     """
     if not use.keys:
         return "?"
-    return use.keys[0].rpartition(".")[0] or use.keys[0]
+    return module_of(use.keys[0]) or use.keys[0]
 
 
 def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterator[tuple[Use, Use]]:
@@ -255,8 +256,8 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
     tokens are equal.
 
     Multiplications by numbers that follow one another become one token "scale" (its factor is their product), and fused
-    attention becomes a scale and a softmax. Left out are products of matrices; a scale of 1; arithmetic with 0 (`x +
-    0`, `x * 0`) and divisions that round; and the factor after a dropout that makes up for it (`_keeps_the_size`).
+    attention becomes a scale and a softmax. Left out are products of matrices; a scale of 1, and a 0 that is added; and
+    the factor after a dropout that makes up for it (`_keeps_the_size`).
     """
     out: list[_Token] = []
 
@@ -281,7 +282,7 @@ def _tokens(steps: Sequence[Step]) -> list[_Token]:
                 scaled(step, step.factor)
         elif step.added is not None:
             out.append(_Token("add", (("number", _rounded(step.added)),), (step,)))
-        elif step.name not in _NO_TOKENS:
+        elif step.name not in _PRODUCTS and not (step.name in ("add", "sub") and given.get("other") == 0):
             out.append(_Token(step.name, step.settings, (step,)))
         if step.name == "_softmax" and len(out) > 1 and out[-2].name == "scale":
             out[-2] = replace(out[-2], of_attention=True)
@@ -300,8 +301,8 @@ def _keeps_the_size(dropout: _Token, factor: float) -> bool:
     return bool(abs(factor * (1 - dict(dropout.settings)["p"]) - 1) < 1e-6)
 
 
-#: Products of matrices, which have no settings, and arithmetic that changes nothing.
-_NO_TOKENS = frozenset({"mm", "addmm", "bmm", "baddbmm", "add", "sub", "mul", "div"})
+#: Products of matrices, which have no settings.
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, notes: _Notes) -> None:

@@ -11,7 +11,7 @@ from ..expression import Expr, Shape
 from ..forms.pieces import squeezed
 from .flow import VECTORS, Held, Use
 from .goes_in import tables
-from .ground import Change, Ground
+from .ground import Change, Ground, exchanged, module_of
 
 #: Scales of adapters that are tried beside those of the code, and uses whose weights are tried for one of their sizes.
 _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
@@ -24,7 +24,8 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
 
     For each N, option N is taken first for all of these keys that have so many options; then, if the keys are in
     several modules, for each module alone. Last, also if they are in one module: if other keys of the model have the
-    new expressions of a module now, it is taken for this module, and the other keys get its old expressions.
+    new expressions of a module now, it is taken for this module, and the other keys get its old expressions, where
+    sizes are equal (`exchanged`).
     """
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = dict.fromkeys(key for u in near for key in u.keys if key in ground.entries)
@@ -34,18 +35,13 @@ def options(ground: Ground, f: Use) -> Iterator[Change]:
         yield f"option {number + 1}", fitting
         by_module: dict[str, dict[str, Expr]] = {}
         for key, expr in fitting.items():
-            by_module.setdefault(key.rpartition(".")[0], {})[key] = expr
+            by_module.setdefault(module_of(key), {})[key] = expr
         if len(by_module) > 1:
             yield from ((f"option {number + 1} of one", new) for new in by_module.values())
         for new in by_module.values():
-            back = {
-                key: ground.entries[own].expr
-                for own, expr in new.items()
-                for key, e in ground.entries.items()
-                if e.expr == expr and key not in new
-            }
-            if back:
-                yield f"exchanged with option {number + 1}", new | {k: x for k, x in back.items() if x is not None}
+            both = exchanged(ground.entries, new)
+            if len(both) > len(new):
+                yield f"exchanged with option {number + 1}", both
 
 
 def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
@@ -57,7 +53,7 @@ def options_at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
     for number in range(max((len(e.rivals) for e in doubtful), default=0)):
         new = {e.target: e.rivals[number] for e in doubtful if len(e.rivals) > number}
-        if len({key.rpartition(".")[0] for key in new}) > 1:
+        if len(set(map(module_of, new))) > 1:
             yield f"option {number + 1} at once", new
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .calling import Mode
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -21,7 +22,7 @@ _WIDER = {
 _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "bernoulli_", "bernoulli"})
 
 
-class Wider(TorchDispatchMode):  # type: ignore[misc]
+class Wider(Mode):
     """A mode (`with Wider():`) in which torch computes in float64: tensors of float16, bfloat16 and float32 that an
     operation takes are converted to float64, those of complex64 to complex128. If the code asks for one of these types
     (`dtype=torch.float32`), it gets the wider type instead.

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...model_code.in_eval import in_eval
 from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr
-from .calling import called, placed, tensors
+from .calling import Mode, called, placed, tensors
 from .code_steps import Step, Swap, is_step, step_of
 from .derived import Derived
 from .fingerprints import fingerprints
@@ -96,7 +95,7 @@ _TABLES = frozenset({"embedding", "index", "index_select", "gather", "embedding_
 _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+class _Recorder(Mode):
     """A mode that records in `uses` each operation of a forward pass that takes data and a weight of MODEL. A tensor is
     data if it is computed from the inputs (`flows`), or from floating point zeros that the code makes, such as the
     first state of a recurrent layer. What an operation makes of weights without data counts as a weight, too.

@@ -10,6 +10,9 @@ from ..expression import Expr
 
 #: Most slices that a change of order may be written in.
 _RUNS = 64
+#: Usual numbers of rows of a head, and of heads, the likeliest first.
+HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
+HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 
 
 def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
@@ -118,4 +121,4 @@ def turned(rows: Sequence[Rows], chosen: Sequence[int], head: int, kind: str) ->
     return [joined([q.rotary(third // head, kind), k.rotary(third // head, kind), v])]
 
 
-__all__ = ["Rows", "by_heads", "columns", "joined", "place_of", "turned"]
+__all__ = ["HEAD_COUNTS", "HEAD_SIZES", "Rows", "by_heads", "columns", "joined", "place_of", "turned"]

@@ -22,6 +22,7 @@ from ..forms.own_code import named_alike
 from ..mapping import Entry, Mapping
 from ..sources import match_signature
 from .flow import Flow
+from .ground import module_of
 
 
 def built(model: Any) -> torch.nn.Module:
@@ -77,7 +78,7 @@ class OwnCode:
         reads.
         """
         used = {key for entry in mapping.entries for key in entry.sources}
-        return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
+        return frozenset(module_of(key) for key, expr in self.made_of.items() if used & set(expr.keys()))
 
     def pairs_of_modules(
         self, mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module
@@ -94,8 +95,8 @@ class OwnCode:
         out = {}
         for entry in mapping.entries:
             keys = [of_code[key] for key in entry.sources if key in of_code]
-            a = first.get(keys[0].rpartition(".")[0]) if keys else None
-            b = second.get(entry.target.rpartition(".")[0])
+            a = first.get(module_of(keys[0])) if keys else None
+            b = second.get(module_of(entry.target))
             if a is not None and b is not None:
                 out[entry.target] = a, b
         return out
@@ -108,11 +109,9 @@ class OwnCode:
         made = flow.renamed(self.made_of)
         if not self.missing:
             return made
-        open_: list[bool] = []
-        for use in flow.uses:
-            open_.append(not self.missing.isdisjoint(use.keys) or any(open_[i] for i in use.before))
-        kept = [i for i, behind in enumerate(flow.behind) if not any(open_[j] for j in behind)]
-        uses = [use for use in made.uses if not open_[use.index]]
+        open_ = flow.depending(use.index for use in flow.uses if not self.missing.isdisjoint(use.keys))
+        kept = [i for i, behind in enumerate(flow.behind) if open_.isdisjoint(behind)]
+        uses = [use for use in made.uses if use.index not in open_]
         return replace(made.with_outputs(kept), uses=uses)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +55,7 @@ class Progress:
 
 
 #: Trials without success that looking for a better mapping may take.
-_TRIALS = 600
+TRIALS = 600
 
 
 class Trial:
@@ -74,6 +75,7 @@ class Trial:
         tensors, shapes: key of the source -> its tensor, unread, and its sizes.
         state: the state dict of the model, whose tensors change with each load.
         initial: the model's own values for these.
+        ties: key of the state dict -> the first key of the same tensor, for its other keys.
         loaded: key of the model -> the expression that was loaded last, None for the model's own value.
         runs, misses: numbers of runs of the model, and of trials in vain.
         patience: the number of trials in vain that a search may make.
@@ -106,11 +108,12 @@ class Trial:
         self.shapes = {key: t.shape for key, t in self.tensors.items()}
         self.state = model.state_dict()
         self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
+        self.ties = _ties(self.state)
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
         self.unlike: Any = None
         self.elsewhere: dict[str, Expr] = {}
-        self.patience = _TRIALS
+        self.patience = TRIALS
         self.swaps: dict[int, Swap] = {}
         self.undo: list[tuple[torch.nn.Module, str, Any]] = []
         self.confirms: Callable[[Flow, dict[str, Entry], Verdict, Iterable[str]], bool] | None = None
@@ -125,7 +128,8 @@ class Trial:
 
     def load(self, entries: Iterable[Entry]) -> None:
         """Load the weights of ENTRIES into the model; an entry without a source gives the model's own initial values.
-        Entries that are loaded already, and keys that the model lacks, are skipped.
+        Entries that are loaded already, and keys that the model lacks, are skipped. Of several keys of one tensor, the
+        last in ENTRIES counts.
         """
         with torch.no_grad():
             for entry in entries:
@@ -135,6 +139,10 @@ class Trial:
                 own = self.state.get(entry.target)
                 if own is None:
                     continue
+                first = self.ties.get(entry.target, entry.target)
+                for key in (first, *(key for key, other in self.ties.items() if other == first)):
+                    if key != entry.target:
+                        self.loaded.pop(key, None)
                 if entry.expr is None:
                     own.copy_(self.initial[entry.target])
                 else:
@@ -157,3 +165,15 @@ class Trial:
         self.load(entries)
         self.runs += 1
         return follow(self.model, self.inputs, wider=wider, swaps=self.swaps)
+
+
+def _ties(state: MappingOf[str, Any]) -> dict[str, str]:
+    """Return key -> first key, for each key of the state dict STATE whose tensor is that of an earlier key."""
+    first: dict[Any, str] = {}
+    out = {}
+    for key, t in state.items():
+        if isinstance(t, torch.Tensor) and t.layout is torch.strided and t.data_ptr():
+            one = first.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride()), key)
+            if one != key:
+                out[key] = one
+    return out

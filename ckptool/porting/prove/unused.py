@@ -23,7 +23,7 @@ from ..forms.pieces import squeezed
 from ..words import common_start
 from .dimensions import bordered, ways
 from .flow import Use
-from .ground import Change, Ground
+from .ground import Change, Ground, module_of
 
 #: What the labels of these changes begin with.
 UNUSED = "of unused tensors"
@@ -179,8 +179,8 @@ def _leaves_some(one: Filling, left: MappingOf[str, Shape]) -> bool:
     """Return whether the filling ONE leaves a tensor unread beside one that it reads: a key of LEFT (key -> sizes) in
     the same module of the source, of the same sizes.
     """
-    like = {(_module(key), left[key]) for key in one.read}
-    return any((_module(key), shape) in like for key, shape in left.items() if key not in one.read)
+    like = {(module_of(key), left[key]) for key in one.read}
+    return any((module_of(key), shape) in like for key, shape in left.items() if key not in one.read)
 
 
 def _touched(ground: Ground, fronts: Sequence[Use], open_: MappingOf[str, Shape]) -> list[str]:
@@ -213,13 +213,13 @@ def families(key: str, shapes: MappingOf[str, Shape]) -> list[Family]:
     sorted by it; all with its last name in modules beside its own (`a.q.weight`, `a.k.weight`).
     """
     path, _, name = key.rpartition(".")
-    above = path.rpartition(".")[0]
+    above = module_of(path)
     alike = [other for other, shape in shapes.items() if shape == shapes[key]]
     found = [
         (key,),
-        tuple(other for other in alike if other.rpartition(".")[0] == path),
+        tuple(other for other in alike if module_of(other) == path),
         *(tuple(sorted((o for o in alike if pattern.fullmatch(o)), key=_by_number)) for pattern in _patterns(key)),
-        tuple(o for o in alike if o.endswith(f".{name}") and o.rpartition(".")[0].rpartition(".")[0] == above),
+        tuple(o for o in alike if o.endswith(f".{name}") and module_of(module_of(o)) == above),
     ]
     return [family for family in dict.fromkeys(found) if key in family]
 
@@ -433,10 +433,10 @@ def _together(key: str, open_: MappingOf[str, Shape], beside: Iterable[set[str]]
     above that. The last two are left out for a module in DONE; it is added to DONE.
     """
     yield from dict.fromkeys(tuple(k for k in open_ if k in keys) for keys in beside if len(keys) > 1)
-    path = _module(key)
+    path = module_of(key)
     if path not in done:
         done.add(path)
-        for head in (path, _module(path)):
+        for head in (path, module_of(path)):
             yield tuple(k for k in open_ if not head or k.startswith(f"{head}."))
 
 
@@ -448,15 +448,10 @@ def _joined(parts: Sequence[Filling]) -> Filling:
     modules: dict[str, set[frozenset[str]]] = defaultdict(set)
     for one in parts:
         for key in one.new:
-            modules[_module(key)].add(frozenset(map(_module, one.read)))
+            modules[module_of(key)].add(frozenset(map(module_of, one.read)))
     unlike = sum(len(read) > 1 for read in modules.values())
     cost = sum(one.cost for one in parts) + _UNLIKE * unlike
     return Filling(cost, ", ".join(one.how for one in parts), new, frozenset().union(*(one.read for one in parts)))
-
-
-def _module(key: str) -> str:
-    """Return the path of the module that holds KEY: "a.b" for "a.b.weight", "" for "weight"."""
-    return key.rpartition(".")[0]
 
 
 __all__ = ["UNUSED", "cut_from_few", "fillings", "from_unused"]

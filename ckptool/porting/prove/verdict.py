@@ -194,12 +194,8 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
     """Return, for each use of weights in SEEN, whether its value in KNOWN (one for each use, by its index) is True, or
     that of some use later in the flow whose input depends on its output. KNOWN stays as it is.
     """
-    fine = list(known)
-    for use in reversed(seen.uses):
-        if fine[use.index]:
-            for before in use.before:
-                fine[before] = True
-    return fine
+    shown = seen.reaching(at for at, one in enumerate(known) if one)
+    return [use.index in shown for use in seen.uses]
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:
@@ -257,10 +253,8 @@ def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
     """Return, for each use of weights in SEEN, whether it reads, or its input depends on, a key without a source in
     ENTRIES. Keys that are to keep the model's own values (`Entry.default`) do not count.
     """
-    open_: list[bool] = []
-    for use in seen.uses:
-        open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
-    return open_
+    open_ = seen.depending(use.index for use in seen.uses if _is_left(use, entries))
+    return [use.index in open_ for use in seen.uses]
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:

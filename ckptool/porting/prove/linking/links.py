@@ -68,7 +68,7 @@ def links_by_name(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, sec
     if not (isinstance(first, dict) and isinstance(second, dict)) or len(first) < 2 or first.keys() != second.keys():
         return None
     single = all(isinstance(one, InputSpec) for side in (first, second) for one in side.values())
-    if not single or any(_type_and_shape(first[name]) != _type_and_shape(second[name]) for name in second):
+    if not single or any(type_and_shape(first[name]) != type_and_shape(second[name]) for name in second):
         return None
     return tuple(Link(list(first).index(name)) for name in second)
 
@@ -122,13 +122,15 @@ def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[Link
     there are none. FIRST has (path, input) of the source's code; inputs of another type than ONE do not count. An input
     with the same last name in its path is likelier than others (see `_made_of`).
     """
-    kind, wanted = _type_and_shape(one)
+    kind, wanted = type_and_shape(one)
     out: list[tuple[int, Link]] = []
     for place, (their_path, other) in enumerate(first):
-        their_kind, have = _type_and_shape(other)
+        their_kind, have = type_and_shape(other)
         if their_kind == kind:
             is_named = isinstance(path[-1], str) and path[-1] == str(their_path[-1])
-            out += _made_of(place, have, wanted, is_named=is_named, is_float=getattr(torch, kind).is_floating_point)
+            dtype = getattr(torch, kind, None)
+            is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            out += _made_of(place, have, wanted, is_named=is_named, is_float=is_float)
     return [link for _, link in sorted(out, key=lambda one: one[0])]
 
 
@@ -174,10 +176,13 @@ def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
             yield (0, *order)
 
 
-def _type_and_shape(value: Any) -> tuple[str, tuple[int, ...]]:
-    """Return (type, shape) of VALUE, a spec or a tensor; the type as a name ("float32")."""
-    dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
-    return dtype, tuple(value.shape)
+def type_and_shape(value: Any) -> tuple[str, tuple[int, ...]]:
+    """Return (type, shape) of VALUE, a spec, a tensor or a plain value such as a number; the type as a name: "float32",
+    for a plain value "a float", which is the name of no type of tensors.
+    """
+    if not isinstance(value, InputSpec | torch.Tensor):
+        return f"a {type(value).__name__}", ()
+    return str(value.dtype).removeprefix("torch."), tuple(value.shape)
 
 
-__all__ = ["Link", "are_turned", "by_name", "links", "links_by_name"]
+__all__ = ["Link", "are_turned", "by_name", "links", "links_by_name", "type_and_shape"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 
 from ....errors import CannotCarry, printable
 from ....model_code.input_search import working_inputs
-from ....model_code.inputs import inputs_text, leaves, made, with_leaves
+from ....model_code.inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from ..calling import arguments, first_line
 from ..flow import Flow
 from ..recorder import attempt, follow
 from ..verdict import NOTHING, Verdict
 from .inner_inputs import beginnings, inputs_inside
-from .links import Link, are_turned, by_name, links, links_by_name
+from .links import Link, are_turned, by_name, links, links_by_name, type_and_shape
 from .spellings import mixtures, respelled, spellings
 
 #: Of the first draw of inputs.
@@ -44,8 +44,9 @@ class SameInputs:
         theirs, own: the inputs as the source's code and the model take them, as specs or tensors.
         links: for each input of the model, in order, which input of the source's code it is made of, and how.
         code: the source's code.
-        plain: the likeliest links of these inputs, if `links` are the same with inputs of one size in other places;
-            else None.
+        plain: inputs that are likelier by themselves, with which a proof begins: those with the likeliest links, if
+            `links` are the same with inputs of one size in other places; those on which more agrees of all that both
+            models take themselves, if this model begins inside of the source's code; None if these are the likeliest.
         flow: the flow of the source's code on `values`; None before it was run.
         values: the inputs of the model; None before they are made.
     """
@@ -54,9 +55,14 @@ class SameInputs:
     own: Any
     links: tuple[Link, ...]
     code: torch.nn.Module
-    plain: tuple[Link, ...] | None = None
+    plain: SameInputs | None = None
     flow: Flow | None = field(default=None, repr=False)
     values: Any = field(default=None, repr=False)
+
+    @property
+    def is_turned(self) -> bool:
+        """Return whether inputs of one size have changed places."""
+        return self.plain is not None and are_turned(self.plain.links, self.links)
 
     @property
     def shown(self) -> str:
@@ -114,7 +120,9 @@ def same_inputs(
     when it is late or has had 20 seconds of CPU time.
 
     Last, the model gets the input of a module inside of the source's code. If INPUTS are given, this is tried only if
-    both models could be run in another way before, and counts only if outputs are equal.
+    both models could be run in another way before, and counts only if outputs are equal. If outputs are not equal so,
+    and something agreed in another way, the best of these ways is in `SameInputs.plain`: a layer that has the weights
+    of a later one agrees with it inside, too.
 
     Args:
         theirs: the source's code.
@@ -131,6 +139,7 @@ def same_inputs(
         CannotCarry: no inputs are found that both models take.
     """
     best: tuple[tuple[Any, ...], SameInputs] | None = None
+    plain: SameInputs | None = None
     until = time.thread_time() + _PATIENCE
     ran = False
     for candidate in _candidates(theirs, own, inputs, source_inputs, known):
@@ -142,12 +151,16 @@ def same_inputs(
         if found is None:
             continue
         ran = True
-        verdict, whole = found
+        verdict, both = found
         if inputs is not None and _begins_inside(candidate.links) and not (verdict.equal and verdict.compared):
             continue  # given inputs are left only for a proof
         rank = _rank(verdict, candidate.links)
         if best is None or rank > best[0]:
-            best = rank, whole
+            best = rank, both
+            if not _begins_inside(both.links):
+                plain = both if verdict.agreeing + verdict.entered > 0 else None
+            elif not rank[0]:
+                best = rank, replace(both, plain=plain)
         if verdict.equal and verdict.compared:
             break
     if best is not None:
@@ -220,31 +233,26 @@ def _begins_inside(chosen: Sequence[Link]) -> bool:
     return any(link.how == "part" for link in chosen)
 
 
-def in_plain_places(found: SameInputs) -> SameInputs | None:
-    """Return FOUND with the likeliest links (`SameInputs.plain`) in place of its own, and with new values and the flow
-    of the source's code on them. None if FOUND has no inputs that have changed places (`plain` is None), or if the
-    source's code cannot be run on the new values.
-    """
-    if found.plain is None:
-        return None
-    plain = replace(found, links=found.plain, plain=None)
-    values = plain.made(SEED)
-    flow = None if values is None else follow(found.code, values[0], bare=True)
-    return None if values is None or flow is None else replace(plain, flow=flow, values=values[1])
-
-
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
-    """Run both models on CANDIDATE and return (the verdict of JUDGED, CANDIDATE with the flow of the source's code and
-    the inputs of the model); None if one of the two cannot be run.
+    """Run both models on CANDIDATE and return (the verdict of JUDGED, CANDIDATE with its flow and values); None if one
+    of the two cannot be run.
     """
+    both = run(candidate)
+    if both is None or both.flow is None:
+        return None
+    seen, verdict = judged(both.flow, both.values)
+    return None if seen is None or verdict is NOTHING else (verdict, both)
+
+
+def run(candidate: SameInputs) -> SameInputs | None:
+    """Return CANDIDATE with values, and with the flow of the source's code on them; as it is if it has them. None if
+    that code cannot be run on them.
+    """
+    if candidate.flow is not None:
+        return candidate
     values = candidate.made(SEED)
     flow = None if values is None else follow(candidate.code, values[0], bare=True)
-    if values is None or flow is None:
-        return None
-    seen, verdict = judged(flow, values[1])
-    if seen is None or verdict is NOTHING:
-        return None
-    return verdict, replace(candidate, flow=flow, values=values[1])
+    return None if values is None or flow is None else replace(candidate, flow=flow, values=values[1])
 
 
 def _candidates(
@@ -276,16 +284,17 @@ def _linked(theirs: torch.nn.Module, first: Any, own: torch.nn.Module, second: A
     """Yield FIRST and SECOND, the inputs of the source's code THEIRS and of the model OWN, with up to eight different
     links between them (`links`). If both have the same names, two or more, and inputs of equal types and sizes under
     them, yield them once, with the links by name (`links_by_name`). If the links of a later way have the sources of the
-    first way in another order, its `plain` is the links of the first way.
+    first way in another order, its `plain` is the first way.
     """
     named = links_by_name(theirs, first, own, second)
     if named is not None:
         yield SameInputs(first, second, named, theirs)
         return
-    plain: tuple[Link, ...] | None = None
+    plain: SameInputs | None = None
     for way in islice(links(first, second), _WAYS):
-        yield SameInputs(first, second, way, theirs, plain if plain and are_turned(plain, way) else None)
-        plain = plain or way
+        turned = plain is not None and are_turned(plain.links, way)
+        yield SameInputs(first, second, way, theirs, plain if turned else None)
+        plain = plain or SameInputs(first, second, way, theirs)
 
 
 def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[tuple[Any, Any]]:
@@ -302,7 +311,7 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
             continue
         spelled = list(spellings(own, spec))
         yield from ((spec, wanted) for wanted in spelled)
-        for wanted in islice(working_inputs(own, like=spelled), _OWN):
+        for wanted in islice(working_inputs(own, like=_as_specs(spelled)), _OWN):
             yield spec, wanted
             for mixed in islice(mixtures(spec, wanted), _MIXTURES):
                 yield respelled(spec, mixed), respelled(wanted, mixed)
@@ -312,14 +321,42 @@ def _pairs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_in
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
-    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried; else all on which a
-    search found it to run (`working_inputs`), or none. The search begins with the forms of INPUTS, the inputs of the
-    model, that THEIRS may take (`spellings`), if INPUTS are given.
+    """Yield inputs of the source's code THEIRS: only SOURCE_INPUTS if given, which are not tried. Else yield the forms
+    of INPUTS, the inputs of the model, that THEIRS may take (`spellings`) and can be run on, if INPUTS are given and
+    have values, which are kept; and then all inputs on which a search found it to run (`working_inputs`). The search
+    begins with specs like these forms.
     """
     if source_inputs is not None:
         yield source_inputs
-    else:
-        yield from working_inputs(theirs, like=[] if inputs is None else list(spellings(theirs, inputs)))
+        return
+    forms = [] if inputs is None else list(spellings(theirs, inputs))
+    for form in filter(_has_values, forms):
+        if attempt(theirs, made(form, generator=torch.Generator().manual_seed(SEED)))[1] is None:
+            yield form
+    yield from working_inputs(theirs, like=_as_specs(forms))
 
 
-__all__ = ["SEED", "SameInputs", "in_plain_places", "same_inputs"]
+def _has_values(inputs: Any) -> bool:
+    """Return whether INPUTS are not only specs, but tensors or plain values, too."""
+    return not all(isinstance(one, InputSpec) for _, one in leaves(inputs))
+
+
+def _as_specs(several: Iterable[Any]) -> list[Any]:
+    """Return SEVERAL inputs, each with specs in place of tensors, for a search, which changes types and sizes. Inputs
+    with plain values, which have neither, are left out.
+    """
+    return [
+        with_leaves(inputs, [one if isinstance(one, InputSpec) else _spec_of(one) for _, one in leaves(inputs)])
+        for inputs in several
+        if all(isinstance(one, InputSpec | torch.Tensor) for _, one in leaves(inputs))
+    ]
+
+
+def _spec_of(tensor: torch.Tensor) -> InputSpec:
+    """Return a spec like TENSOR; one of whole numbers has those from 0 to the largest in TENSOR."""
+    dtype, shape = type_and_shape(tensor)
+    whole = tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return InputSpec(dtype, shape, int(tensor.max()) + 1 if whole else 0)
+
+
+__all__ = ["SEED", "SameInputs", "run", "same_inputs"]

@@ -12,6 +12,7 @@ import torch
 
 from ....model_code.inputs import leaves, with_leaves
 from ..calling import arguments
+from .links import type_and_shape
 
 
 def spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
@@ -69,7 +70,9 @@ def _counterparts(example: Any, other: Any) -> list[tuple[Any, Any]]:
     left = [one for _, one in leaves(other)]
     out = []
     for _, one in leaves(example):
-        same = next((o for o in left if (o.dtype, len(o.shape)) == (one.dtype, len(one.shape))), None)
+        kind, shape = type_and_shape(one)
+        of = ((o, *type_and_shape(o)) for o in left)
+        same = next((o for o, other, sizes in of if (other, len(sizes)) == (kind, len(shape))), None)
         if same is not None:
             left.remove(same)
         out.append((one, same))

@@ -14,7 +14,7 @@ from ...mapping import Entry, Mapping
 from ...matching.units import template
 from ...questions import Question, Reason, ask
 from ..flow import MATRICES, Flow, Use
-from ..other_conventions import module_of
+from ..ground import module_of
 from ..trial import Trial
 from ..verdict import shown_by
 
@@ -32,12 +32,12 @@ def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
     proved = [e for key, e in entries.items() if key not in unfelt and e.expr is not None]
-    sure = {module_of(e) for e in proved}
+    sure = {module_of(e.target) for e in proved}
     kin, blocks = {_kind(e) for e in proved}, {_blocks(e) for e in proved}
     for key, entry in entries.items():
         if entry.status != "guessed":
             continue
-        if key not in unfelt or module_of(entry) in sure:
+        if key not in unfelt or module_of(entry.target) in sure:
             why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
             out[key] = entry.settled(why)
         elif _kind(entry) in kin and _blocks(entry) in blocks - {None}:
@@ -206,7 +206,7 @@ def _called_alike(entry: Entry) -> bool:
     """Return whether the module of ENTRY has the name of a module on the path of one of its keys of the source:
     `a.fc.weight` from `b.fc.c.weight`. False for a key that is in no module.
     """
-    own = module_of(entry).rpartition(".")[2]
+    own = module_of(entry.target).rpartition(".")[2]
     return bool(own) and any(own in key.split(".")[:-1] for key in entry.sources)
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from ....model_code.in_eval import modes_kept
+from ....model_code.inputs import made
 from ...expression import Shape
 from ...mapping import Entry, Mapping
 from ..calling import called, tensors
@@ -36,7 +37,7 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     used = {key for i in reached for key in seen.uses[i].keys}
     weak = _without_slope(trial, same or None)
     if expected.uses:
-        shown = {key for use in seen.uses for key in use.keys if _shows(use, expected)}
+        shown = {key for use in seen.uses if _shows(use, expected) for key in use.keys}
         weak -= shown - _biases_of_keys(weak, seen)
         used |= shown
     return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
@@ -93,7 +94,7 @@ def _slopes(
         with random, modes_kept(trial.model), warnings.catch_warnings(), torch.enable_grad():
             torch.manual_seed(_SEED)
             warnings.simplefilter("ignore")
-            out = called(trial.model, trial.inputs)
+            out = called(trial.model, made(trial.inputs))
             every = [t for t in tensors(out) if t.is_floating_point()]
             outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
             if not outs:
@@ -211,13 +212,11 @@ def by_itself_alone(
     before = {e.target: e for e in mapping.entries}
     sure = {key for key, e in before.items() if e.status == "mapped" and not e.default and e.expr == entries[key].expr}
     ends = {i for j in (range(len(seen.behind)) if verdict.beyond else same) for i in seen.behind[j]}
-    shown = [use.index in ends for use in seen.uses]
-    for use in reversed(seen.uses):
-        vouches = bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)
-        if shown[use.index] or vouches:
-            for earlier in use.before:
-                shown[earlier] = True
-    confirmed = {key for use in seen.uses if shown[use.index] for key in use.keys}
+    shown = seen.reaching(ends)
+    others = (use for use in seen.uses if use.index not in shown and sure.issuperset(use.keys))
+    vouching = [use for use in others if use.keys and expected.gives(use.given)]
+    shown |= seen.reaching(earlier for use in vouching for earlier in use.before)
+    confirmed = {key for use in seen.uses if use.index in shown for key in use.keys}
     return {key for use in seen.uses for key in use.keys if key in entries} - confirmed - sure
 
 

@@ -10,7 +10,8 @@ from ..causes import Sharp, causes, restored, set_attributes
 from ..flow import Flow, Use
 from ..goes_in import takes_the_same
 from ..ground import Ground
-from ..improving import FEWEST, TRIALS, search
+from ..improving import FEWEST, search
+from ..trial import TRIALS
 from ..verdict import Verdict, given_by, judge
 from .influence import by_itself_alone
 from .reached import Reached, but_for_new_keys
@@ -81,12 +82,14 @@ def _confirm(reached: Reached) -> None:
     (`_search_finely`). If outputs still do not agree on all inputs, the verdict of REACHED is not equal afterwards, and
     the text of the inputs (`shown`) says so.
     """
-    if not reached.holds_on_others() and not reached.causes:
+    if reached.holds_on_others():
+        return
+    changed = False
+    if not reached.causes:
         # the first inputs differed by just less than the comparison allows: a setting may be the cause all the same
         change_settings(reached)
-    if not reached.causes and not (reached.verdict.equal and reached.holds_on_others()):
-        _search_finely(reached)
-    if not reached.verdict.equal or not reached.holds_on_others():
+        changed = bool(reached.causes) or _search_finely(reached)
+    if not changed or not reached.verdict.equal or not reached.holds_on_others():
         reached.verdict = replace(reached.verdict, equal=False)
         reached.shown += ", though not on other values"
 

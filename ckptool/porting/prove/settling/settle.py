@@ -20,6 +20,7 @@ from .equally_good import exchangeable, settle_hidden_factors
 from .influence import branches_alike, by_itself_alone, unfelt_keys
 from .reached import Reached
 from .reaching import reach
+from .tied import with_all_keys, with_first_keys
 from .unseen_orders import doubt_turned
 
 
@@ -31,9 +32,10 @@ def settle(
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """Return MAPPING with the result of its proof as its `proof`, with doubts settled and new doubts added. The
-    settings of the model are as before afterwards. If the model cannot be run, or no output can be compared and the
-    source's code was not followed, only the `proof` is new, and says so.
+    """Return MAPPING with the result of its proof as its `proof`, with doubts settled and new doubts added, alike for
+    all keys of one tensor of the model (`with_all_keys`). The settings of the model are as before afterwards. If the
+    model cannot be run, or no output can be compared and the source's code was not followed, only the `proof` is new,
+    and says so.
 
     Args:
         mapping: the mapping to prove.
@@ -44,15 +46,16 @@ def settle(
         copies: key -> other keys of the file that would suit the source's code as well. Which copy is right stays a
             doubt.
     """
+    given, mapping = mapping, with_first_keys(mapping, trial)
     with as_it_was(trial):
         entries = {e.target: e for e in mapping.entries}
         trial.progress.say("comparing outputs")
         seen = trial.run(entries.values())
         verdict = judge(codes.expected, seen, entries)
         if seen is None:
-            return replace(mapping, proof=nothing_compared("the model cannot be run on these inputs", trial.runs))
+            return replace(given, proof=nothing_compared("the model cannot be run on these inputs", trial.runs))
         if not verdict.compared and verdict.agreeing <= 0 and not codes.expected.uses:
-            return replace(mapping, proof=nothing_compared("no output is of the size of a saved one", trial.runs))
+            return replace(given, proof=nothing_compared("no output is of the size of a saved one", trial.runs))
         reached = Reached(mapping, trial, codes, list(others), entries, seen, verdict, shown, first=seen)
         reach(reached)
         unfelt = _look_at_influence(reached) if reached.is_proved else []
@@ -60,8 +63,8 @@ def settle(
         if copies:
             reached.entries = {key: _of_copies(entry, copies) for key, entry in reached.entries.items()}
             reached.shown += ", with one of the copies that the file holds"
-        settled = [reached.entries[e.target] for e in mapping.entries]
-        return replace(mapping, proof=account(reached, unfelt)).with_entries(settled)
+        settled = with_all_keys(given, mapping, reached.entries, trial, proved=reached.is_proved)
+        return replace(given, proof=account(reached, unfelt)).with_entries(settled)
 
 
 def _look_at_influence(reached: Reached) -> list[str]:

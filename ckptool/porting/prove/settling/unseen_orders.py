@@ -71,39 +71,22 @@ def doubt_turned(entries: dict[str, Entry], seen: Flow, reason: Reason) -> dict[
     depend on, and of each last use before an output. For any other REASON, inputs count in the same way: these are the
     keys of each use with no use before it, and of each use that does not depend on all of those first uses.
     """
-    ends = _ends(seen) if reason is Reason.OUTPUTS_TURNED else _starts(seen)
-    some = {key for at, reached in enumerate(ends) if not all(reached) for key in seen.uses[at].keys}
+    if reason is Reason.OUTPUTS_TURNED:
+        ends = set().union(*seen.behind)
+        sides = [seen.reaching(behind) for behind in seen.behind]
+    else:
+        ends = {use.index for use in seen.uses if not use.before}
+        sides = [seen.depending([first]) for first in ends]
+    some = {
+        key
+        for use in seen.uses
+        if use.index in ends or not all(use.index in side for side in sides)
+        for key in use.keys
+    }
     return {
         key: entry.asking(ask(reason)) if key in some and entry.expr is not None else entry
         for key, entry in entries.items()
     }
-
-
-def _ends(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights in SEEN, with a value for each output: whether the output depends on the use
-    of the row. The row of a last use before an output has one False more, so that it is never all True.
-    """
-    reached = [[use.index in behind for behind in seen.behind] for use in seen.uses]
-    last = frozenset().union(*seen.behind)
-    for use in reversed(seen.uses):
-        for before in use.before:
-            reached[before] = [a or b for a, b in zip(reached[before], reached[use.index], strict=True)]
-    return [[*row, False] if at in last else row for at, row in enumerate(reached)]
-
-
-def _starts(seen: Flow) -> list[list[bool]]:
-    """Return a row for each use of weights in SEEN, with a value for each first use (a use with no use before it):
-    whether the use of the row is that first use or depends on it. The row of a first use has one False more, so that it
-    is never all True.
-    """
-    first = [use.index for use in seen.uses if not use.before]
-    reached: list[list[bool]] = []
-    for use in seen.uses:
-        row = [use.index == at for at in first]
-        for before in use.before:
-            row = [a or b for a, b in zip(row, reached[before], strict=True)]
-        reached.append(row)
-    return [[*row, False] if at in first else row for at, row in enumerate(reached)]
 
 
 __all__ = ["doubt_colours", "doubt_turned"]
