@@ -92,6 +92,13 @@ class Piece:
         return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
+    def is_laid_out_as_stored(self) -> bool:
+        """Return whether no step has changed its dimensions, on the source: its expression is a copy, or the weight of
+        a weight norm whose directions are one.
+        """
+        return self.expr.is_copy or (self.expr.op == "weight_norm" and self.expr.args[1].is_copy)
+
+    @property
     def last(self) -> str:
         """Return the last component of its path, or "" for a tensor of the outermost module."""
         return self.path[-1] if self.path else ""
