@@ -176,6 +176,23 @@ def test_of_layers_in_a_module_that_was_trained_instead_the_trained_copies_count
     assert found(mapping, "head.dense.weight").status == "mapped"
 
 
+@pytest.mark.parametrize("inner", ["", "dense."])
+def test_a_model_that_keeps_a_trained_copy_of_a_module_gets_the_one_of_a_plain_file_in_both_places(inner: str) -> None:
+    copies = [f"head.{copy}.{inner}weight" for copy in ("original_module", "modules_to_save.default")]
+    source = {f"head.{inner}weight": (5, 6), "proj.weight": (8, 6)}
+    mapping = port(signature(source), wanted({**dict.fromkeys(copies, (5, 6)), "proj.base_layer.weight": (8, 6)}))
+    assert [str(found(mapping, key).expr) for key in copies] == [f"head.{inner}weight"] * 2
+    assert {found(mapping, key).status for key in copies} == {"mapped"}
+
+
+def test_originals_and_trained_copies_of_a_file_are_those_of_a_model_that_has_both() -> None:
+    target = {f"head.{copy}.weight": (5, 6) for copy in ("original_module", "modules_to_save.default")}
+    target |= {"proj.weight": (8, 6)}
+    mapping = port(signature({f"module.{key}": shape for key, shape in target.items()}), wanted(target))
+    assert {e.target: str(e.expr) for e in mapping.entries} == {key: f"module.{key}" for key in target}
+    assert mapping.is_sure
+
+
 def test_an_alpha_that_belongs_to_no_adapter_is_a_tensor_like_any_other() -> None:
     shapes = {"act.alpha": (1,), "proj.weight": (8, 6), "proj.bias": (8,)}
     mapping = port(signature(shapes), wanted(shapes))

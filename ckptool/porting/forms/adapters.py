@@ -15,7 +15,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..questions import Question, Reason, ask
 from ..words import table
-from .pieces import Canon, Name, Piece
+from .pieces import Canon, Name, Piece, unchanged
 
 _Path = tuple[str, ...]
 
@@ -48,8 +48,8 @@ def merge_adapters(source: Canon, target: Canon) -> None:
     modules (`base_layer`) are removed from paths, and trained copies of modules replace their originals.
     """
     own, theirs = _adapters(source), _adapters(target)
+    _only_trained(source, target)
     for canon, found in ((source, own), (target, theirs)):
-        _only_trained(canon)
         for base in found:
             _without_wrapper(canon, base)
     if not own or theirs:
@@ -93,19 +93,31 @@ def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
     return found
 
 
-def _only_trained(canon: Canon) -> None:
-    """Remove the original of each module that the file holds twice, as original and as trained copy
-    (`modules_to_save`). The tensors of the copy get the paths of the originals (`fc.modules_to_save.default` becomes
-    `fc`, where `fc.original_module` is removed); those without an original stay as they are. If a module has several
-    trained copies, the first one replaces the original, and the others stay.
+def _only_trained(source: Canon, target: Canon) -> None:
+    """Make one tensor of each two that a side holds as original and as trained copy of a module (`modules_to_save`),
+    with the path of the module (`fc` for `fc.modules_to_save.default` and `fc.original_module`): on the source the
+    copy; the target gets it in both places. If a module has several trained copies, the first one counts, and the
+    others stay, as do copies without an original. Nothing is done if both sides have such modules.
     """
+    own, theirs = _trained(target), _trained(source)
+    for canon, pairs in ((source, theirs), (target, own)) if not own or not theirs else ():
+        for copy, original, path in pairs:
+            canon.merge([copy, original], replace(copy, path=path), lambda trained, _: trained, [unchanged, unchanged])
+
+
+def _trained(canon: Canon) -> list[tuple[Piece, Piece, _Path]]:
+    """Return (trained copy, original, path without what says which of the two it is) for each tensor of CANON that is
+    stored as both; only the first copy of each original.
+    """
+    found: dict[Name, tuple[Piece, Piece, _Path]] = {}
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
             inner = piece.path[len(base) + 2 :]
-            old = canon.pieces.pop(Name((*base, original, *inner), piece.role), None)
+            old = canon.pieces.get(Name((*base, original, *inner), piece.role))
             if old is not None:
-                canon.change(piece, replace(piece, path=(*base, *inner)))
+                found.setdefault(old.name, (piece, old, (*base, *inner)))
+    return list(found.values())
 
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
