@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from sides import found, pairing, signature, wanted
+from torch.nn.utils import prune
 
 import ckptool
 from ckptool.porting.port import port
@@ -97,3 +98,34 @@ def test_what_cannot_be_the_norms_of_a_weight_is_not_merged_into_it(sizes: tuple
         made = port(signature({**source, "out.weight": (5, 3)}), wanted({**target, "out.weight": (5, 3)}))
         assert not any("norm" in expr for expr in pairing(made).values())
         assert found(made, min(target)).status != "mapped"
+
+
+class Chain(nn.Module):  # type: ignore[misc, name-defined]
+    """Layers called NAME1 to NAME3, of which those with a number in PRUNED are pruned."""
+
+    def __init__(self, name: str, pruned: Collection[int]) -> None:
+        super().__init__()
+        self.names = [f"{name}{n}" for n in (1, 2, 3)]
+        for n, layer in zip(self.names, (nn.Linear(8, 6), nn.Linear(6, 5), nn.Linear(5, 4)), strict=True):
+            self.add_module(n, prune.l1_unstructured(layer, "weight", 0.5) if int(n[-1]) in pruned else layer)
+
+    def forward(self, x: Any) -> Any:
+        for name in self.names:
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+@pytest.mark.parametrize("own", [(), (1,), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("theirs", [(), (2,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("name", ["fc", "layer"])
+def test_masks_are_merged_of_the_layers_that_only_one_side_has_pruned(
+    name: str, theirs: tuple[int, ...], own: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    source, target = Chain(name, theirs), Chain("fc", own)
+    mapping = ckptool.transfer(source.state_dict(), target)
+    ckptool.load_into(target, source.state_dict(), mapping=mapping, accept_guesses=True)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(target(x), source(x))
+    guessed = {entry.target for entry in mapping.entries if entry.status == "guessed"}
+    assert guessed == {f"fc{n}.weight_{leaf}" for n in {*own} - {*theirs} for leaf in ("orig", "mask")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Reason
 from .layouts import is_turned, turn
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Piece, squeezed, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
@@ -187,26 +187,45 @@ def _normed(w: Expr, u: Expr, v: Expr, *, first: Sequence[int]) -> Expr:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`). Nothing is
-    done if both sides have equally many masks, none included.
-
-    A tensor stays if both sides have a mask of its name, or if its `_orig` is missing or has other sizes than its mask.
-    On the target, each new tensor gets a question.
+    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`), with a
+    question on the target. It stays if its `_orig` is missing or has other sizes than its mask, if both sides have a
+    mask of its name, or if the names of the sides differ: the other side has no plain tensor of its name either, and
+    equally many such masks of its sizes, as `_without_namesake` counts them.
     """
-    pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
-    if len(pruned[id(source)]) == len(pruned[id(target)]):
-        return
-    for one, other in ((source, target), (target, source)):
-        kept = {p.name for p in pruned[id(one)]} & {p.name for p in pruned[id(other)]}
-        for mask in pruned[id(one)]:
+    sides = ((source, target), (target, source))
+    own, theirs = (_without_namesake(*pair) for pair in sides)
+    for one, other in sides:
+        for mask in _masks(one):
             role = mask.role.removesuffix("_mask")
             whole = one.pieces.get(mask.name.beside(f"{role}_orig"))
-            if whole is None or mask.name in kept or whole.shape != mask.shape:
+            plain, sizes = mask.name.beside(role) in other.pieces, _sizes_in_any_order(mask)
+            stays = mask.name in other.pieces or (not plain and own[sizes] == theirs[sizes])
+            if whole is None or stays or whole.shape != mask.shape:
                 continue
             new = replace(whole, role=role)
             if one.is_target:
                 new = new.asking(Reason.PRUNED)
             one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
+
+
+def _masks(canon: Canon) -> list[Piece]:
+    """Return the masks of the pruned tensors of CANON."""
+    return [p for p in canon.pieces.values() if p.role.endswith("_mask")]
+
+
+def _without_namesake(one: Canon, other: Canon) -> Counter[Shape]:
+    """Return sizes, as `_sizes_in_any_order` gives them -> how many masks of ONE have them. Only masks count for which
+    OTHER has neither a mask of the same name nor a plain tensor.
+    """
+    masks = [p for p in _masks(one) if p.name not in other.pieces]
+    return Counter(
+        _sizes_in_any_order(p) for p in masks if p.name.beside(p.role.removesuffix("_mask")) not in other.pieces
+    )
+
+
+def _sizes_in_any_order(piece: Piece) -> Shape:
+    """Return the sizes of PIECE in rising order, without those of 1."""
+    return tuple(sorted(squeezed(piece.shape)))
 
 
 def take_means(source: Canon, target: Canon) -> None:
