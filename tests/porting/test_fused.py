@@ -427,6 +427,19 @@ def test_a_name_of_first_letters_says_which_parts_a_layer_has_and_in_which_order
                     assert (str(entry.expr), entry.status) == (f"slice({whole}, 0, {rows_of})", "mapped")
 
 
+@pytest.mark.parametrize("value", ["value", "self_attention_value_layer"])
+def test_a_bias_of_zeros_for_the_keys_gives_them_no_words_of_the_values(value: str) -> None:
+    names = {"key": "k_proj", "query": "q_proj", value: "v_proj", "out": "out_proj"}
+    shapes = {"weight": (8, 8), "bias": (8,)}
+    source = {f"attn.{name}.{leaf}": shape for name in names for leaf, shape in shapes.items()}
+    target = {f"mix.{own}.{leaf}": shape for own in sorted(names.values()) for leaf, shape in shapes.items()}
+    del source["attn.key.bias"]
+    mapping = port(signature(source), wanted(target))
+    made = {f"mix.{own}.{leaf}": f"attn.{name}.{leaf}" for name, own in names.items() for leaf in shapes}
+    assert pairing(mapping) == made | {"mix.k_proj.bias": "zeros(8)"}
+    assert mapping.is_sure
+
+
 @pytest.mark.parametrize("target_fused", [True, False])
 def test_keys_without_a_bias_beside_queries_and_values_with_one_have_one_of_zeros(target_fused: bool) -> None:
     source = {key: RANDOM.standard_normal(shape).astype(np.float32) for key, shape in apart().items()}

@@ -78,6 +78,10 @@ class Piece:
         """Return the name (path and role) of this piece."""
         return Name(self.path, self.role)
 
+    def moved_to(self, layer: Piece) -> Piece:
+        """Return the same piece in the module of LAYER: with its path and words."""
+        return replace(self, path=layer.path, words=layer.words)
+
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
         """Return the same piece with a question for REASON added, with the texts NAMED in its sentence. Its only option
         is the expression OPTION, what else the piece may be; it has none if OPTION is None. See `asked`.

@@ -282,7 +282,7 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
         if len(free) != len(found):
             continue
         for lead, piece in zip(free, found, strict=True):
-            made = replace(piece, path=lead.path, words=lead.words)
+            made = piece.moved_to(lead)
             if len(free) > 1:
                 made = made.asking(Reason.SEVERAL_OPERATORS)
             source.change(piece, made)

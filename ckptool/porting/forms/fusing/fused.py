@@ -394,17 +394,10 @@ def missing_key_bias(canon: Canon) -> None:
             canon.merge([*there.values()], new, lambda q, *e, k=keys: ex.cat(0, q, *k, *e), ends)
         elif len(apart) == len(parts):
             if 1 not in there:
-                of_keys = _bias_of(apart[1], parts[2]), partial(_zeros, n=n)
+                of_keys = parts[2].moved_to(apart[1]), partial(_zeros, n=n)
                 canon.become(parts[2], [(parts[2], unchanged), of_keys], lambda values, _: values)
             for at, part in there.items():
-                canon.change(canon.pieces[part.name], _bias_of(apart[at], part))
-
-
-def _bias_of(layer: Piece, piece: Piece) -> Piece:
-    """Return PIECE, a bias with a path of its own, with the path and the words of LAYER, a weight, as the bias of that
-    layer.
-    """
-    return replace(piece, path=layer.path, words=layer.words)
+                canon.change(canon.pieces[part.name], part.moved_to(apart[at]))
 
 
 def _zeros(_: ex.Expr, n: int) -> ex.Expr:
