@@ -82,11 +82,11 @@ def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) ->
         if p.shape[0] != p.shape[1]  # else nothing shows which of the two are the inputs
         if not lists.get(p.shape[-1], set()).isdisjoint((p.shape[:2], p.shape[1::-1]))
     ]
-    moved = set()
+    moved: set[Name] = set()
     for kernel in kernels:
         rows, n = kernel.shape[1:]
         near = (p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n))
-        beside = [p for p in near if p.role == "bias" or "bias" in cut(p.leaf)]
+        beside = [p for p in near if (p.role == "bias" or "bias" in cut(p.leaf)) and p.name not in moved]
         moved.add(one.permute(kernel, (2, 0, 1)).name)
         for bias in beside if (rows,) in lists[n] else ():
             moved.add(one.permute(bias, (1, 0)).name)
