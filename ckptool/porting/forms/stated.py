@@ -363,8 +363,7 @@ def _gates(
     rows the gates have together.
     """
     e = ex.select(e, 0, d)
-    e = e if rows is None else ex.part(e, 0, *rows)
-    return e if have == want else reordered(e, of, have, want)
+    return reordered(e if rows is None else ex.part(e, 0, *rows), of, have, want)
 
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")

@@ -383,11 +383,14 @@ def missing_key_bias(canon: Canon) -> None:
         there = {at: part for at, part in enumerate(parts) if part is not None}
         if parts[2] is None or {part.shape for part in there.values()} != {(n,)}:
             continue
-        fused = _fused_in(canon, base, 3 * n)
-        apart = [p for part in "qkv" if (p := _projection_in(canon, base, part, n)) is not None]
+        beside = [p for p in canon.pieces.values() if p.role == "weight" and p.path and p.path[:-1] == base]
+        free = [p for p in beside if p.name.beside("bias") not in canon.pieces]
+        fused = next((p for p in free if p.shape[:1] == (3 * n,) and fused_kind(p)), None)
+        named = {part_label(p.path): p for p in reversed(free) if p.shape[:1] == (n,)}
+        apart = [named[part] for part in "qkv" if part in named]
         if fused is not None and layout_of(fused.entry, len(parts))[0] == "heads":
             continue
-        if fused is not None and fused.name.beside("bias") not in canon.pieces:
+        if fused is not None:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]
             keys = [] if 1 in there else [ex.zeros(n)]
@@ -403,26 +406,3 @@ def missing_key_bias(canon: Canon) -> None:
 def _zeros(_: ex.Expr, n: int) -> ex.Expr:
     """Return N zeros, whatever the expression is that they take the place of."""
     return ex.zeros(n)
-
-
-def _projection_in(canon: Canon, base: tuple[str, ...], part: str, rows: int) -> Piece | None:
-    """Return the first weight without a bias in the module BASE with ROWS rows and a name for PART ("q", "k", "v").
-    None if there is none.
-    """
-    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.role == "weight" and p.path)
-    return next(
-        (
-            p
-            for p in weights
-            if p.shape[:1] == (rows,) and part_label(p.path) == part and p.name.beside("bias") not in canon.pieces
-        ),
-        None,
-    )
-
-
-def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
-    """Return the first weight in the module BASE with ROWS rows whose name means a fused projection (`fused_kind`);
-    None if there is none.
-    """
-    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.path and p.role == "weight")
-    return next((p for p in weights if p.shape[:1] == (rows,) and fused_kind(p) is not None), None)
