@@ -297,8 +297,8 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
     """Return (sizes of the weight, sizes of the bias) of every layer that has both."""
-    weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
-    return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
+    layers = (held for held in canon.modules().values() if held.keys() >= {"weight", "bias"})
+    return {(held["weight"].shape, held["bias"].shape) for held in layers}
 
 
 def divide_biases(canon: Canon) -> None:

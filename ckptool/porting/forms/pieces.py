@@ -159,6 +159,13 @@ class Canon:
         self.pieces[piece.name] = piece
         return piece
 
+    def modules(self) -> dict[tuple[str, ...], dict[str, Piece]]:
+        """Return path of a module -> role -> tensor, for the tensors in the module itself."""
+        found: dict[tuple[str, ...], dict[str, Piece]] = {}
+        for piece in self.pieces.values():
+            found.setdefault(piece.path, {})[piece.role] = piece
+        return found
+
     def has(self, piece: Piece) -> bool:
         """Return whether this side has a piece with the name and the sizes of PIECE."""
         own = self.pieces.get(piece.name)

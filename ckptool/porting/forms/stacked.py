@@ -250,11 +250,8 @@ def _modules_of_vectors(one: Canon, other: Canon) -> dict[_Look, list[list[Piece
     """Return (n, (role, sizes without the first) of the tensors of a module) -> the tensors of each such module of ONE:
     all are [n] or [n, d], with n of 2 or more, and OTHER has none of them by name and sizes.
     """
-    modules: dict[_Path, list[Piece]] = defaultdict(list)
-    for piece in one.pieces.values():
-        modules[piece.path].append(piece)
     found: dict[_Look, list[list[Piece]]] = defaultdict(list)
-    for held in modules.values():
+    for held in [list(module.values()) for module in one.modules().values()]:
         n = held[0].shape[0] if held[0].shape else 0
         if n > 1 and all(len(p.shape) in (1, 2) and p.shape[0] == n and not other.has(p) for p in held):
             found[n, tuple(sorted((p.role, p.shape[1:]) for p in held))].append(held)
