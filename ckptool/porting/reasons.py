@@ -435,7 +435,7 @@ class Reason(Enum):
     )
     BY_HEADS = (
         Topic.LAYOUT,
-        "only one of the codes stores queries, keys and values as one tensor, and the file does not show whether its "
+        "queries, keys and values are stored as one tensor, and the file does not show whether its "
         "rows are all queries, then all keys, then all values, or q, k and v of the first head, then of the next "
         "(written of_heads or by_heads); check how the code that has this tensor splits it: if it does not split it "
         "as the expression shows, write the other way in the mapping file",

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import found, signature, wanted, worked_out
+from sides import found, lazy_tensor, signature, wanted, worked_out
 
+from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 
 RANDOM = np.random.default_rng(0)
@@ -113,6 +114,63 @@ def test_magnitudes_give_the_rows_of_the_merged_weight_their_norms(shape: tuple[
     np.testing.assert_allclose(made.values / merged, (made.values / merged)[:, :1].repeat(6, 1), rtol=1e-3)
 
 
+def biased(named: str = "default") -> dict[str, np.ndarray[Any, Any]]:
+    """A layer as peft stores it with `lora_bias`."""
+    parts = low_rank()
+    return {
+        "proj.base_layer.weight": parts["weight"],
+        "proj.base_layer.bias": values(8),
+        f"proj.lora_A.{named}.weight": parts["a"],
+        f"proj.lora_B.{named}.weight": parts["b"],
+        f"proj.lora_B.{named}.bias": values(8),
+    }
+
+
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_a_bias_of_the_adapter_is_added_to_that_of_the_layer_with_the_same_scale(scale: float | None) -> None:
+    source = biased()
+    tensors = {key: lazy_tensor(value) for key, value in source.items()}
+    shapes = {"proj.weight": (8, 6), "proj.bias": (8,)}
+    mapping = port(signature({k: v.shape for k, v in source.items()}), wanted(shapes), lora_scale=scale)
+    w, bias, a, b, more = source.values()
+    for key, value in (("proj.weight", w + (scale or 1) * b @ a), ("proj.bias", bias + (scale or 1) * more)):
+        entry = found(mapping, key)
+        assert entry.status == ("guessed" if scale is None else "mapped")
+        np.testing.assert_allclose(lazy(entry.expr, tensors).numpy(), value, rtol=1e-5, atol=1e-5)
+
+
+#: What beside a layer with an adapter that has a bias, and without what, makes it one that is not merged.
+UNMERGED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "of another adapter": ({"proj.lora_A.more.weight": (2, 6), "proj.lora_B.more.weight": (8, 2)}, ""),
+    "with an alpha": ({"proj.alpha": ()}, ""),
+    "with magnitudes": ({"proj.lora_magnitude_vector.default.weight": (8,)}, ""),
+    "without factors": ({}, "proj.lora_A.default.weight"),
+    "of another size": ({"proj.lora_B.default.bias": (4,)}, ""),
+    "of the factor for the inputs": ({"proj.lora_A.default.bias": (2,)}, "proj.lora_B.default.bias"),
+    "of a layer without one": ({}, "proj.base_layer.bias"),
+}
+
+
+@pytest.mark.parametrize("kind", UNMERGED)
+def test_a_layer_with_an_adapter_whose_bias_is_not_merged_is_a_guess(kind: str) -> None:
+    more, without = UNMERGED[kind]
+    shapes = {key: value.shape for key, value in biased().items() if key != without} | more
+    mapping = port(signature(shapes), wanted({"proj.weight": (8, 6), "proj.bias": (8,)}))
+    assert found(mapping, "proj.weight").status == "guessed"
+    if without not in ("proj.base_layer.bias", "proj.lora_B.default.bias"):
+        assert found(mapping, "proj.bias").status == "guessed"
+
+
+@pytest.mark.parametrize("around", ["alpha", "lora_A", "lora_mid.alpha"])
+def test_a_module_with_the_name_of_a_part_of_an_adapter_hides_none_of_those_in_it(around: str) -> None:
+    parts = low_rank()
+    source = {f"{around}.fc.weight": parts["weight"], f"{around}.fc.lora_A.weight": parts["a"]}
+    source |= {f"{around}.fc.lora_B.weight": parts["b"], f"{around}.fc.alpha": np.float32(2)}
+    made = worked_out(source, {f"{around}.fc.weight": (8, 6)})[f"{around}.fc.weight"]
+    assert made.status == "mapped"
+    np.testing.assert_allclose(made.values, parts["weight"] + parts["b"] @ parts["a"], rtol=1e-5, atol=1e-5)
+
+
 #: What stands beside `proj.weight` [8, 6] and is not merged.
 LEFT = {
     "a kind that is known by name only": {"proj.hada_w1_a": (8, 2), "proj.hada_w1_b": (2, 6)},
@@ -174,6 +232,23 @@ def test_of_layers_in_a_module_that_was_trained_instead_the_trained_copies_count
     mapping = port(signature(shapes), wanted({"proj.weight": (8, 6), "head.dense.weight": (5, 6)}))
     assert str(found(mapping, "head.dense.weight").expr) == "head.modules_to_save.default.dense.weight"
     assert found(mapping, "head.dense.weight").status == "mapped"
+
+
+@pytest.mark.parametrize("inner", ["", "dense."])
+def test_a_model_that_keeps_a_trained_copy_of_a_module_gets_the_one_of_a_plain_file_in_both_places(inner: str) -> None:
+    copies = [f"head.{copy}.{inner}weight" for copy in ("original_module", "modules_to_save.default")]
+    source = {f"head.{inner}weight": (5, 6), "proj.weight": (8, 6)}
+    mapping = port(signature(source), wanted({**dict.fromkeys(copies, (5, 6)), "proj.base_layer.weight": (8, 6)}))
+    assert [str(found(mapping, key).expr) for key in copies] == [f"head.{inner}weight"] * 2
+    assert {found(mapping, key).status for key in copies} == {"mapped"}
+
+
+def test_originals_and_trained_copies_of_a_file_are_those_of_a_model_that_has_both() -> None:
+    target = {f"head.{copy}.weight": (5, 6) for copy in ("original_module", "modules_to_save.default")}
+    target |= {"proj.weight": (8, 6)}
+    mapping = port(signature({f"module.{key}": shape for key, shape in target.items()}), wanted(target))
+    assert {e.target: str(e.expr) for e in mapping.entries} == {key: f"module.{key}" for key in target}
+    assert mapping.is_sure
 
 
 def test_an_alpha_that_belongs_to_no_adapter_is_a_tensor_like_any_other() -> None:

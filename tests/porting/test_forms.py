@@ -159,6 +159,16 @@ def test_weights_and_biases_in_names_without_modules_are_told_by_a_letter(row: t
         np.testing.assert_array_equal(made[f"{key}.bias"].values, values["encoder_l2_" + name.format("b")].reshape(-1))
 
 
+@pytest.mark.parametrize("inputs", [8, 1])
+def test_a_row_of_biases_belongs_to_the_matrix_with_as_many_columns(inputs: int) -> None:
+    source = arrays({"gate": (1, 9), "bias": (1, 5), "mix": (inputs, 5)})
+    made = worked_out(source, {"x.weight": (5, inputs), "x.bias": (5,), "z.weight": (1, 9)})
+    assert {one.status for one in made.values()} == {"mapped"}
+    np.testing.assert_array_equal(made["x.weight"].values, source["mix"].T)
+    np.testing.assert_array_equal(made["x.bias"].values, source["bias"][0])
+    np.testing.assert_array_equal(made["z.weight"].values, source["gate"])
+
+
 def test_a_kernel_of_three_dimensions_that_the_model_holds_so_is_no_convolution() -> None:
     source, target = {}, {}
     for n in range(2):

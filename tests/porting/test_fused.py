@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
 from ckptool.model_code.signature import Entry, Facts, Flow, Layout, Part, Signature
-from ckptool.porting.expression import lazy
+from ckptool.porting.expression import lazy, shape_of
 from ckptool.porting.port import port
 
 WIDTH, HEAD = 12, 3
@@ -149,6 +149,19 @@ def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_o
     mapping = port(signature({k: v.shape for k, v in fused(theirs).items()}), replace(target, entries=entries))
     entry = found(mapping, f"blocks.1.attn.{own}.weight")
     assert (str(entry.expr), entry.status) == (f"layers.1.attn.{theirs}.weight", expected)
+
+
+@pytest.mark.parametrize(("name", "parts"), [("qkv", 3), ("gate_up", 2)])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_heads_that_do_not_divide_the_rows_of_the_parts_are_no_option(name: str, parts: int, rows: int) -> None:
+    shape = (parts * rows, 6)
+    model = wanted({f"b.{name}.weight": shape, "out.weight": (5, 6)}, used=[f"b.{name}.weight", "out.weight"])
+    entry = model.entries[f"b.{name}.weight"]
+    entries = {**model.entries, entry.key: replace(entry, facts=Facts(layout=Layout("inside", (3, 5))))}
+    source = {f"a.{name}_proj.weight" if name != "qkv" else "a.to_qkv.weight": shape, "out.weight": (5, 6)}
+    made = found(port(signature(source), replace(model, entries=entries)), entry.key)
+    for option in (made.expr, *made.rivals):
+        assert shape_of(option, source) == shape
 
 
 @pytest.mark.parametrize(
@@ -412,6 +425,19 @@ def test_a_name_of_first_letters_says_which_parts_a_layer_has_and_in_which_order
                     rows_of = f"{starts[c]}, {starts[c] + rows[c]}"
                     whole = f"blocks.{n}.mixer.{order}_proj.{leaf}"
                     assert (str(entry.expr), entry.status) == (f"slice({whole}, 0, {rows_of})", "mapped")
+
+
+@pytest.mark.parametrize("value", ["value", "self_attention_value_layer"])
+def test_a_bias_of_zeros_for_the_keys_gives_them_no_words_of_the_values(value: str) -> None:
+    names = {"key": "k_proj", "query": "q_proj", value: "v_proj", "out": "out_proj"}
+    shapes = {"weight": (8, 8), "bias": (8,)}
+    source = {f"attn.{name}.{leaf}": shape for name in names for leaf, shape in shapes.items()}
+    target = {f"mix.{own}.{leaf}": shape for own in sorted(names.values()) for leaf, shape in shapes.items()}
+    del source["attn.key.bias"]
+    mapping = port(signature(source), wanted(target))
+    made = {f"mix.{own}.{leaf}": f"attn.{name}.{leaf}" for name, own in names.items() for leaf in shapes}
+    assert pairing(mapping) == made | {"mix.k_proj.bias": "zeros(8)"}
+    assert mapping.is_sure
 
 
 @pytest.mark.parametrize("target_fused", [True, False])

@@ -248,3 +248,23 @@ def test_modules_with_single_numbers_beside_their_layers_are_matched() -> None:
 
 
 ONE_NUMBER: dict[str, tuple[int, ...]] = {"noise.weight": (), "conv.weight": (8, 4)}
+
+
+@pytest.mark.parametrize("names", [("one",), ("one", "two"), ("one", "two", "six")])
+def test_biases_beside_kernels_with_their_experts_last_have_their_experts_last_as_well(names: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"wide_matrix": (5, 4, 3)}
+    for name in names:
+        shapes |= {f"{name}_matrix": (5, 3, 3), f"{name}_bias": (3, 3)}
+    source = {f"moe.{key}": rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+    target = {}
+    for n in range(3):
+        target[f"experts.{n}.wide.weight"] = (4, 5)
+        for name in names:
+            target |= {f"experts.{n}.{name}.weight": (3, 5), f"experts.{n}.{name}.bias": (3,)}
+    made = worked_out(source, target)
+    for n in range(3):
+        for name in names:
+            weight, bias = (made[f"experts.{n}.{name}.{leaf}"] for leaf in ("weight", "bias"))
+            np.testing.assert_array_equal(weight.values, source[f"moe.{name}_matrix"][:, :, n].T)
+            np.testing.assert_array_equal(bias.values, source[f"moe.{name}_bias"][:, n])

@@ -481,6 +481,31 @@ def test_a_weight_and_its_dropped_copy_go_where_the_model_has_both(inner: str) -
 _BOTH = ("weight_ih", "weight_hh")
 
 
+@pytest.mark.parametrize("inner", ["module.", ""])
+@pytest.mark.parametrize("copies_tied", [True, False])
+def test_a_layer_that_drops_weights_and_is_registered_twice_is_filled_under_both_names(
+    inner: str, copies_tied: bool
+) -> None:
+    layer = {"weight_hh_l0_raw": (12, 3), f"{inner}weight_ih_l0": (12, 5), f"{inner}weight_hh_l0": (12, 3)}
+    target = wanted({f"{name}.{key}": shape for name in ("a", "b") for key, shape in layer.items()})
+    for key in layer if copies_tied else ("weight_hh_l0_raw",):
+        target.entries[f"b.{key}"] = replace(target.entries[f"b.{key}"], tied=f"a.{key}")
+    source = {f"old.{name}.{key}": shape for name in ("a", "b") for key, shape in layer.items()}
+    made = pairing(port(signature(source), target))
+    assert made["b.weight_hh_l0_raw"] == made["a.weight_hh_l0_raw"] == "old.a.weight_hh_l0_raw"
+    assert made[f"b.{inner}weight_hh_l0"] == f"old.a.{inner}weight_hh_l0"
+
+
+@pytest.mark.parametrize("first", ["weight_hh_l0", "weight_hh_l0_raw"])
+def test_a_raw_weight_and_its_copy_that_are_one_tensor_have_one_source(first: str) -> None:
+    keys = sorted(("rnn.weight_hh_l0", "rnn.weight_hh_l0_raw"), key=f"rnn.{first}".__ne__)
+    both = wanted({"rnn.weight_ih_l0": (12, 5), **dict.fromkeys(keys, (12, 3))})
+    both.entries[keys[1]] = replace(both.entries[keys[1]], tied=keys[0])
+    plain = wanted({"rnn.weight_ih_l0": (12, 5), "rnn.weight_hh_l0": (12, 3)})
+    assert pairing(port(both, plain))["rnn.weight_hh_l0"] == keys[0]
+    assert pairing(port(plain, both)).keys() == both.entries.keys()
+
+
 def test_what_is_called_raw_and_is_no_dropped_weight_has_a_source_of_its_own() -> None:
     target = {"film.scale_raw": (6,), "film.scale": (6,), "film.fc.weight": (6, 4)}
     mapping = port(signature({f"old.{key}": shape for key, shape in target.items()}), wanted(target))

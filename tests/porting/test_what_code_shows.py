@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -1408,6 +1409,52 @@ def test_a_fused_projection_is_rearranged_if_the_two_codes_cut_it_in_two_ways(
     mapping = ported(source, model, "float32[2,5,8]")
     assert mapping.is_sure
     assert same_outputs(mapping, source, model, torch.randn(2, 5, 8))
+
+
+class InOne(nn.Module):
+    """A layer of a gate and its value, called FUSED, that code cuts in halves, or in SHARES that each hold both."""
+
+    def __init__(self, fused: str, after: str, *, shares: int) -> None:
+        super().__init__()
+        self.names, self.shares = (fused, after), shares
+        self.mlp = nn.ModuleDict({fused: nn.Linear(8, 24), after: nn.Linear(12, 8)})
+
+    def forward(self, x: Any) -> Any:
+        both, after = (self.mlp[name] for name in self.names)
+        if self.shares:
+            parts = both(x).view(*x.shape[:-1], self.shares, 2, 12 // self.shares).unbind(-2)
+            gate, value = (part.reshape(*x.shape[:-1], 12) for part in parts)
+        else:
+            gate, value = both(x).chunk(2, -1)
+        return after(torch.nn.functional.silu(gate) * value)
+
+
+@pytest.mark.parametrize("own", [0, 3, 12])
+@pytest.mark.parametrize("theirs", [0, 3, 12])
+def test_a_gate_and_its_value_in_one_are_rearranged_if_the_two_codes_cut_them_in_two_ways(
+    theirs: int, own: int
+) -> None:
+    torch.manual_seed(0)
+    source, model = InOne("w12", "w3", shares=theirs), InOne("gate_up_proj", "down_proj", shares=own)
+    mapping = ported(source, model, "float32[2,3,8]")
+    assert mapping.is_sure
+    assert same_outputs(mapping, source, model, torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize(("theirs", "place"), [(0, 0), (12, 1)])
+def test_it_is_asked_whether_the_rows_of_a_gate_and_its_value_take_turns_if_only_the_code_of_the_model_shows_it(
+    theirs: int, place: int
+) -> None:
+    torch.manual_seed(0)
+    source, model = InOne("w12", "w3", shares=theirs), InOne("gate_up_proj", "down_proj", shares=12)
+    mapping = ported(source, model, "float32[2,3,8]", code=False)
+    options = {}
+    for key in ("mlp.gate_up_proj.weight", "mlp.gate_up_proj.bias"):
+        assert answers(mapping, key) == [(Reason.ROWS_TAKE_TURNS, "")]
+        entry = found(mapping, key)
+        options[key] = [entry.expr, *entry.rivals][place]
+    entries = [replace(e, expr=options.get(e.target, e.expr)) for e in mapping.entries]
+    assert same_outputs(ckptool.Mapping.of(replace(mapping, entries=entries)), source, model, torch.randn(2, 3, 8))
 
 
 class Split(nn.Module):

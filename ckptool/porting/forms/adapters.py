@@ -15,7 +15,7 @@ from .. import expression as ex
 from ..expression import Expr
 from ..questions import Question, Reason, ask
 from ..words import table
-from .pieces import Canon, Name, Piece
+from .pieces import Canon, Name, Piece, unchanged
 
 _Path = tuple[str, ...]
 
@@ -26,7 +26,7 @@ _MOST_PREFIX = 4
 @dataclass(slots=True)
 class _Adapter:
     """The tensors of the adapters of one weight: name of the adapter -> role ("up", "down", "alpha", "magnitude",
-    "other", "turned_up", "turned_down") -> tensor. Most files have one adapter, with the name "".
+    "bias", "other", "turned_up", "turned_down") -> tensor. Most files have one adapter, with the name "".
     """
 
     parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
@@ -38,18 +38,19 @@ class _Adapter:
 
 
 def merge_adapters(source: Canon, target: Canon) -> None:
-    """Merge the low-rank adapters of the source into the weights that they adapt, and remove all their tensors; nothing
-    is merged or removed if the target has adapters, too. A weight whose adapter cannot be merged stays, and gets a
-    question (`_merged`: several adapters, a tensor of an unknown kind, a missing factor, or factors whose sizes do not
-    fit). The tensors of an adapter of which no weight is found (`_base_of`) are removed without a question.
+    """Merge the low-rank adapters of the source into the weights that they adapt, and their biases into the biases
+    beside these, and remove all their tensors; nothing is merged or removed if the target has adapters, too. A weight
+    whose adapter cannot be merged stays, and gets a question (`_merged`: several adapters, a tensor of an unknown kind,
+    a missing factor, or factors whose sizes do not fit); if the adapter has a bias, so does the bias of the layer. The
+    tensors of an adapter of which no weight is found (`_base_of`) are removed without a question.
 
     The scale is alpha / rank, of the `alpha` beside the factors, or else the scale that the file states, or else 1,
     with a question. If anything was merged, the source gets a note. In any case, on both sides, wrappers of adapted
     modules (`base_layer`) are removed from paths, and trained copies of modules replace their originals.
     """
     own, theirs = _adapters(source), _adapters(target)
+    _only_trained(source, target)
     for canon, found in ((source, own), (target, theirs)):
-        _only_trained(canon)
         for base in found:
             _without_wrapper(canon, base)
     if not own or theirs:
@@ -63,49 +64,65 @@ def merge_adapters(source: Canon, target: Canon) -> None:
         for piece in adapter.pieces:
             source.pieces.pop(piece.name, None)
         if why is not None and weight is not None:
-            source.pieces[weight.name] = weight.asked(why)
+            biased = any("bias" in parts for parts in adapter.parts.values())
+            for name in (weight.name, *([weight.name.beside("bias")] if biased else [])):
+                if name in source.pieces:
+                    source.pieces[name] = source.pieces[name].asked(why)
     if any({"lora", "lora_alpha"} & set(piece.expr.operations()) for piece in source.pieces.values()):
         source.notes.append("low-rank adapters are merged into the weights that they adapt")
 
 
 def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
-    """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a component in their path
-    that the vocabulary has for a part of an adapter (`lora_A`). The components before the first such one are the path
-    of the module; those after it, with dots between, are the name of the adapter: `fc.lora_A.default` is of the adapter
-    "default" of `fc`. Of several tensors with one role in one adapter (`lora_B.weight` and `lora_B.bias`), the last
-    counts. Tensors whose path begins with such a component are left out.
+    """Return path of a module that is adapted -> its adapters, for the tensors of CANON with a component in their path,
+    not the first one, that the vocabulary has for a part of an adapter (`lora_A`). The components before the first such
+    one, `alpha` left out, are the path of the module; those after it, with dots between, are the name of the adapter:
+    `fc.lora_A.default` is of the adapter "default" of `fc`. A bias of the factor "up" is the adapter's "bias"; that of
+    another part is of an unknown kind. Of several tensors with one role in one adapter, the last counts.
 
     An `alpha` belongs to all adapters of its module, if there are any and it has one value; else it is left out.
     """
     found: dict[_Path, _Adapter] = defaultdict(_Adapter)
     alphas = []
-    roles = table().adapters
     for piece in canon.pieces.values():
-        at, role = next(((at, roles[c]) for at, c in enumerate(piece.path) if c in roles), (0, ""))
-        if role == "alpha":
-            alphas.append((piece, at))
-        elif role and at:
-            found[piece.path[:at]].parts[".".join(piece.path[at + 1 :])][role] = piece
-    for piece, at in alphas:  # which is the name of much else
-        if piece.path[:at] in found and prod(piece.shape) == 1:
-            for named in found[piece.path[:at]].parts.values():
+        roles = {at: role for at, c in enumerate(piece.path) if at and (role := table().adapters.get(c)) is not None}
+        at = next((at for at, role in roles.items() if role != "alpha"), None)
+        if at is None:
+            alphas += [(piece, piece.path[:at]) for at in roles]  # which is the name of much else
+            continue
+        role = roles[at] if piece.role != "bias" else "bias" if roles[at] == "up" else "other"
+        found[piece.path[:at]].parts[".".join(piece.path[at + 1 :])][role] = piece
+    for piece, base in alphas:
+        if base in found and prod(piece.shape) == 1:
+            for named in found[base].parts.values():
                 named["alpha"] = piece
     return found
 
 
-def _only_trained(canon: Canon) -> None:
-    """Remove the original of each module that the file holds twice, as original and as trained copy
-    (`modules_to_save`). The tensors of the copy get the paths of the originals (`fc.modules_to_save.default` becomes
-    `fc`, where `fc.original_module` is removed); those without an original stay as they are. If a module has several
-    trained copies, the first one replaces the original, and the others stay.
+def _only_trained(source: Canon, target: Canon) -> None:
+    """Make one tensor of each two that a side holds as original and as trained copy of a module (`modules_to_save`),
+    with the path of the module (`fc` for `fc.modules_to_save.default` and `fc.original_module`): on the source the
+    copy; the target gets it in both places. If a module has several trained copies, the first one counts, and the
+    others stay, as do copies without an original. Nothing is done if both sides have such modules.
     """
+    own, theirs = _trained(target), _trained(source)
+    for canon, pairs in ((source, theirs), (target, own)) if not own or not theirs else ():
+        for copy, original, path in pairs:
+            canon.merge([copy, original], replace(copy, path=path), lambda trained, _: trained, [unchanged, unchanged])
+
+
+def _trained(canon: Canon) -> list[tuple[Piece, Piece, _Path]]:
+    """Return (trained copy, original, path without what says which of the two it is) for each tensor of CANON that is
+    stored as both; only the first copy of each original.
+    """
+    found: dict[Name, tuple[Piece, Piece, _Path]] = {}
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
             inner = piece.path[len(base) + 2 :]
-            old = canon.pieces.pop(Name((*base, original, *inner), piece.role), None)
+            old = canon.pieces.get(Name((*base, original, *inner), piece.role))
             if old is not None:
-                canon.change(piece, replace(piece, path=(*base, *inner)))
+                found.setdefault(old.name, (piece, old, (*base, *inner)))
+    return list(found.values())
 
 
 def _without_wrapper(canon: Canon, base: _Path) -> None:
@@ -194,11 +211,12 @@ def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
     """Merge ADAPTER into WEIGHT in SOURCE, where the merged weight replaces WEIGHT and all tensors of the adapter, and
-    return None; or return the question why this was not possible: several adapters, unknown or missing tensors, or
-    factors whose sizes do not fit.
+    its bias into the bias beside WEIGHT, and return None; or return the question why this was not possible: several
+    adapters, unknown or missing tensors, or factors whose sizes do not fit. A bias of the adapter is one that is
+    unknown if WEIGHT has no bias of its sizes, or if the adapter has an alpha or magnitudes.
 
     SCALE is that of all adapters, None if the file has none; an alpha of the adapter comes before it. Without both, the
-    scale is 1, and the merged weight has a question. It also has one if it is not sure along which dimension the
+    scale is 1, and what was merged has a question. The weight also has one if it is not sure along which dimension the
     magnitudes of the adapter are. ALL_TURNED says whether a square weight has inputs first, unless the names of the
     factors say it.
     """
@@ -208,20 +226,25 @@ def _merged(
     factors = _factors(parts)
     if "other" in parts or factors is None:
         return ask(Reason.UNKNOWN_ADAPTER, parts.get("other", adapter.pieces[0]).entry.key)
+    alpha, magnitude, added = (parts.get(role) for role in ("alpha", "magnitude", "bias"))
+    bias = source.pieces.get(weight.name.beside("bias"))
+    if added is not None and (alpha or magnitude or bias is None or bias.shape != added.shape):
+        return ask(Reason.UNKNOWN_ADAPTER, added.entry.key)
     a, b, by_name = factors
     ways = _ways(weight, a, b)
     if not ways:
         return ask(Reason.UNFIT_ADAPTER, a.entry.key)
     turned = by_name or all_turned if len(ways) == 2 else True in ways
-    alpha, magnitude = parts.get("alpha"), parts.get("magnitude")
-    made = weight
-    if alpha is None and scale is None:
-        made = made.asking(Reason.ADAPTER_SCALE)
+    asked = scale is None and alpha is None
+    scale = 1.0 if scale is None else scale
+    made = weight.asking(Reason.ADAPTER_SCALE) if asked else weight
     if magnitude is not None and not _along_rows(magnitude, weight):
         made = made.asking(Reason.ADAPTER_MAGNITUDES)
     olds = [weight, a, b, *(p for p in (alpha, magnitude) if p is not None)]
-    down = partial(_product, scale=1.0 if scale is None else scale, turned=turned, alpha=alpha, magnitude=magnitude)
-    source.merge(olds, made, down, [])
+    source.merge(olds, made, partial(_product, scale=scale, turned=turned, alpha=alpha, magnitude=magnitude), [])
+    if bias is not None and added is not None:
+        made = bias.asking(Reason.ADAPTER_SCALE) if asked else bias
+        source.merge([bias, added], made, lambda own, more: ex.add(own, ex.scale(more, scale)), [])
     return None
 
 

@@ -25,9 +25,9 @@ def join_affine(one: Canon, other: Canon) -> None:
     same module (`_next`). Norms without such a layer stay as they are, and so does a weight or bias whose shape is not
     just that of the statistics (`[1, c]` for `[c]`).
     """
-    layers = _layers(one)
+    layers = one.modules()
     bare = [path for path, held in layers.items() if _has_only_statistics(held)]
-    if not bare or any(_has_only_statistics(held) for held in _layers(other).values()):
+    if not bare or any(_has_only_statistics(held) for held in other.modules().values()):
         return
     free = {path: prod(held["weight"].shape) for path, held in layers.items() if _is_scale_and_shift(held)}
     found = _by_name(bare, free, layers)
@@ -69,7 +69,7 @@ def _vectors(canon: Canon, paired: bool) -> dict[tuple[int, ...], list[dict[str,
     else.
     """
     found: dict[tuple[int, ...], list[dict[str, Piece]]] = defaultdict(list)
-    for held in _layers(canon).values():
+    for held in canon.modules().values():
         sizes = {squeezed(piece.shape) for piece in held.values()}
         if held.keys() == ({"weight", "bias"} if paired else {"weight"}) and len(sizes) == 1 and len(min(sizes)) == 1:
             found[min(sizes)].append(held)
@@ -86,14 +86,6 @@ def _is_scale_and_shift(held: dict[str, Piece]) -> bool:
     single number, sizes of 1 left out. The sizes of the bias do not matter.
     """
     return held.keys() == {"weight", "bias"} and len(squeezed(held["weight"].shape)) <= 1
-
-
-def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
-    """Return path of a module of CANON -> role -> tensor, for the tensors in the module itself."""
-    found: dict[_Path, dict[str, Piece]] = defaultdict(dict)
-    for piece in canon.pieces.values():
-        found[piece.path][piece.role] = piece
-    return found
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:

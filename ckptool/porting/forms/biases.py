@@ -24,9 +24,9 @@ def attach_biases(one: Canon, other: Canon) -> None:
     with a name for a bias) into the module of its matrix (`_owner`: by sizes, then by names, paths and use), with the
     role "bias". A bias for which no matrix is found stays. A matrix gets one bias at most, and none if it has one.
 
-    The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n], because
-    code that adds such a row multiplies with inputs first. In the second case the matrix stays if the code shows the
-    layout of the matrix and its rows are as many as the values, or if the matrix has a single row, too.
+    The matrix is transposed if its rows are not as many as the bias has values, or if the bias is a row [1, n] of
+    several values, because code that adds such a row multiplies with inputs first. In the second case the matrix stays
+    if the code shows the layout of the matrix.
 
     If OTHER stores biases of this size by themselves, too, a bias only gets the role. A bias [n, 1] stays as it is if
     OTHER has a weight of the same sizes (`_to_attach`). The bias of a sum of several layers stays, too, if OTHER has
@@ -42,8 +42,8 @@ def attach_biases(one: Canon, other: Canon) -> None:
         owner = _owner(piece, matrices, layers)
         if owner is not None:
             matrices.remove(owner)
-            shown = owner.entry.facts.inputs_first is not None and owner.shape[0] == prod(piece.shape)
-            if _rows(owner) != _rows(piece) and not shown:
+            shown = owner.entry.facts.inputs_first is not None
+            if _rows(owner) != prod(piece.shape) or (_is_row(piece) and not shown):
                 turn(one, owner)
             one.change(piece, replace(piece, path=owner.path, role="bias"))
 
@@ -78,13 +78,15 @@ def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
 
 
 def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
-    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS (`_rows`, which
-    takes a bias [1, n] for a single row), and any `nn.Parameter` of a module around BIAS with as many columns as BIAS
-    has values (`_gives`). If there are none, or for a bias of one value: those for which LAYERS has (sizes of the
-    matrix, sizes of BIAS), because a layer of the other side has these sizes. [] if there are none.
+    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS has values; or,
+    for a row [1, n] (`_is_row`), those of its sizes, which have one input, and inputs first; and any `nn.Parameter` of
+    a module around BIAS with as many columns as BIAS has values (`_gives`). If there are none, or for a bias of one
+    value: those for which LAYERS has (sizes of the matrix, sizes of BIAS), because a layer of the other side has these
+    sizes. [] if there are none.
     """
     with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
-    found = [m for m in matrices if _rows(m) == _rows(bias) or _gives(m, bias)]
+    fits = {m.name: m.shape == bias.shape if _is_row(bias) else _rows(m) == prod(bias.shape) for m in matrices}
+    found = [m for m in matrices if fits[m.name] or _gives(m, bias)]
     return found if found and squeezed(bias.shape) else with_bias
 
 
@@ -183,9 +185,14 @@ def _are_parallel(layers: list[Piece]) -> bool:
     return apart and len(layers) > 1 and len({_rows(m) for m in layers}) == 1
 
 
+def _is_row(bias: Piece) -> bool:
+    """Return whether BIAS is stored as a row [1, n] of several values."""
+    return len(bias.shape) == 2 and bias.shape[0] == 1 < bias.shape[1]
+
+
 def _rows(piece: Piece) -> int:
-    """Return the number of outputs of a matrix PIECE, or of values of a bias: the first size of a tensor with two
-    dimensions (1 for a bias [1, n]); for others the first size above 1, or 1 if there is none.
+    """Return the number of outputs of a matrix PIECE: the first size of a tensor with two dimensions; for others the
+    first size above 1, or 1 if there is none.
     """
     return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
 
@@ -290,8 +297,8 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
     """Return (sizes of the weight, sizes of the bias) of every layer that has both."""
-    weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
-    return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
+    layers = (held for held in canon.modules().values() if held.keys() >= {"weight", "bias"})
+    return {(held["weight"].shape, held["bias"].shape) for held in layers}
 
 
 def divide_biases(canon: Canon) -> None:

@@ -101,7 +101,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     taken gets "again" behind its path. In a side without modules whose names count blocks (`stage1_unit2_conv1`), the
     paths get a module for each block (`divided`). The words of a piece are those of its path (`_counted_from_one`),
     after those of another key of the tensor, if these say the kind of an embedding (`_other_name`). In `assembly`, each
-    key of a target that is a piece has its own hole, and the second copy of a weight that of the raw one.
+    key of a target that is a piece has its own hole, and the second copy of a weight that of the raw one (or of the key
+    that the raw one is tied to).
 
     Args:
         signature: the side's keys and shapes.
@@ -139,7 +140,8 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         if is_target:
             canon.assembly[entry.key] = piece.expr
     if is_target:
-        canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
+        first = {key: signature.entries[key].tied or key for key in kept}
+        canon.assembly.update((copy, canon.assembly[first[key]]) for key, copy in kept.items())
     return canon
 
 
@@ -253,7 +255,8 @@ _RAW = "_raw"
 def _kept_raw(signature: Signature) -> dict[str, str]:
     """Return key of a raw weight -> key of its copy of equal size, for weights that WeightDrop stores twice: raw as
     `rnn.weight_hh_l0_raw`, and with dropout as `rnn.module.weight_hh_l0` or, if there is no such key of equal size, as
-    `rnn.weight_hh_l0`. Names that do not begin with "weight" are left out.
+    `rnn.weight_hh_l0`. Names that do not begin with "weight" are left out, and so are raw weights that are tied to such
+    a copy.
     """
     found = {}
     for key, entry in signature.entries.items():
@@ -263,7 +266,8 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
             if copy in signature.entries and signature.entries[copy].shape == entry.shape:
                 found[key] = copy
                 break
-    return found
+    copies = {*found.values()}
+    return {raw: copy for raw, copy in found.items() if signature.entries[raw].tied not in copies}
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:

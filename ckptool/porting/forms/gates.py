@@ -8,7 +8,7 @@ meaning is (side, gate).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -545,18 +545,17 @@ def _order_gates(one: Canon, piece: Piece, new: Piece, cell: RecurrentCell) -> N
     if sorted(have) != sorted(cell.gates):
         rival = None if one.is_target else reordered(piece.expr, rows, cell.other, cell.gates)
         one.change(piece, new.asking(Reason.GATE_ORDER, ", ".join(cell.gates), option=rival))
-    elif have == cell.gates:
-        one.change(piece, new)
     else:
         down, up = (partial(reordered, rows=rows, have=a, want=b) for a, b in ((have, cell.gates), (cell.gates, have)))
         one.change(piece, new, down, up)
 
 
-def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
+def reordered(e: Expr, rows: int, have: Sequence[str], want: Sequence[str]) -> Expr:
     """Return the tensor E with ROWS rows, one block of equally many rows for each gate, with the blocks moved from the
-    order HAVE to the order WANT. Both are names of gates.
+    order HAVE to the order WANT, names of gates; E itself if these are equal.
     """
-    have = list(have)
+    if have == want:
+        return e
     size = rows // len(have)
     return ex.cat(0, *(ex.part(e, 0, size * at, size * (at + 1)) for at in (have.index(gate) for gate in want)))
 

@@ -199,7 +199,8 @@ def add_key_biases(source: Canon, target: Canon) -> None:
         value = biases["v"]
         if biases["q"] is not None and value is not None and biases["k"] is None:
             shape = parts["k"].shape[:1]
-            source.put(replace(value, path=parts["k"].path, shape=shape, expr=ex.zeros(*shape)))
+            made = replace(value, shape=shape, expr=ex.zeros(*shape), questions=())
+            source.put(made.moved_to(parts["k"]))
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:

@@ -42,8 +42,7 @@ def _unplaced_kernels(source: Canon) -> list[Piece]:
     norm.
     """
     kernels = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and 2 < len(p.shape) < 6]
-    stored = [p for p in kernels if p.expr.is_copy or p.expr.op == "weight_norm"]
-    return [p for p in stored if p.leaf not in table().inputs_first]
+    return [p for p in kernels if p.is_laid_out_as_stored and p.leaf not in table().inputs_first]
 
 
 def _layout_of_file(shapes: Sequence[Shape], wanted: Counter[Shape], of_layers: set[Shape]) -> _Way | None:

@@ -236,12 +236,13 @@ def follow_names(source: Canon, target: Canon) -> None:
 def _pairs_by_name(source: Canon, target: Canon) -> list[tuple[Piece, Piece]]:
     """Return (matrix of the target, tensor of the source) for each matrix that the model stores with inputs first
     (`is_turned`), if exactly one tensor of the source with its role shares the longest end of the path with it
-    (`_namesakes`). Other matrices are left out. Only tensors of the source count that have two or more dimensions, that
-    no step has changed, and whose layout the file does not state. Sizes do not matter.
+    (`_namesakes`). Other matrices are left out. Only tensors of the source count that have two or more dimensions,
+    whose dimensions no step has changed, and whose layout the file does not state. Sizes do not matter.
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
-        for at in range(len(piece.path)) if len(piece.shape) > 1 and piece.expr.is_copy and not piece.placed else ():
+        stored = len(piece.shape) > 1 and piece.is_laid_out_as_stored and not piece.placed
+        for at in range(len(piece.path)) if stored else ():
             ends[piece.path[at:]].append(piece)
     found = [(piece, _namesakes(piece, ends)) for piece in target.pieces.values() if is_turned(target, piece)]
     return [(piece, near[0]) for piece, near in found if len(near) == 1]
@@ -314,9 +315,9 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 def _turn_stored_alike(source: Canon, target: Canon, wanted: Collection[Shape]) -> None:
     """Transpose each weight of the source that has the sizes of a key in which the model stores a matrix with inputs
     first (`is_turned`), if WANTED, the sizes of the target's pieces, does not have them. WANTED is without sizes of 1.
-    Tensors that a step has changed, and those whose layout the file states, stay.
+    Tensors whose dimensions a step has changed, and those whose layout the file states, stay.
     """
-    weights = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and p.expr.is_copy]
+    weights = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and p.is_laid_out_as_stored]
     _leave_stored_alike(weights, target)
     stored = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     for p in [p for p in weights if p.shape in stored and squeezed(p.shape) not in wanted]:

@@ -85,6 +85,10 @@ class Piece:
         """Return the name (path and role) of this piece."""
         return Name(self.path, self.role)
 
+    def moved_to(self, layer: Piece) -> Piece:
+        """Return the same piece in the module of LAYER: with its path and words."""
+        return replace(self, path=layer.path, words=layer.words)
+
     def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
         """Return the same piece with a question for REASON added, with the texts NAMED in its sentence. Its only option
         is the expression OPTION, what else the piece may be; it has none if OPTION is None. See `asked`.
@@ -97,6 +101,13 @@ class Piece:
         question keeps its first eight options.
         """
         return replace(self, questions=tuple(joined(self.questions, question)))
+
+    @property
+    def is_laid_out_as_stored(self) -> bool:
+        """Return whether no step has changed its dimensions, on the source: its expression is a copy, or the weight of
+        a weight norm whose directions are one.
+        """
+        return self.expr.is_copy or (self.expr.op == "weight_norm" and self.expr.args[1].is_copy)
 
     @property
     def last(self) -> str:
@@ -154,6 +165,13 @@ class Canon:
             piece = replace(piece, expr=ex.of(piece.name.hole))
         self.pieces[piece.name] = piece
         return piece
+
+    def modules(self) -> dict[tuple[str, ...], dict[str, Piece]]:
+        """Return path of a module -> role -> tensor, for the tensors in the module itself."""
+        found: dict[tuple[str, ...], dict[str, Piece]] = {}
+        for piece in self.pieces.values():
+            found.setdefault(piece.path, {})[piece.role] = piece
+        return found
 
     def has(self, piece: Piece) -> bool:
         """Return whether this side has a piece with the name and the sizes of PIECE."""

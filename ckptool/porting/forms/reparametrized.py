@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
+from ...errors import RuleError
 from .. import expression as ex
-from ..expression import Expr
+from ..expression import Expr, Shape
 from ..questions import Reason
-from .layouts import turn
-from .pieces import Canon, Piece, unchanged
+from .layouts import is_turned, turn
+from .pieces import Canon, Piece, squeezed, unchanged
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
     """Rename each vector of ONE that may be the gain of a weight norm, and its matrix (`_gains`: `gx`, `wx`), to
-    `weight_g` [rows, 1] and `weight_v` of one module. The `weight_v` gets a question, with the plain matrix as its
+    `weight_g` and `weight_v` of one module. The `weight_v` gets a question, with the plain matrix as its
     option: only code shows what such a vector is.
 
     Nothing is done unless all vectors are as long as their matrices have columns, or all are as long as these have
@@ -32,8 +35,9 @@ def _name_gains(one: Canon, other: Canon) -> None:
         v = replace(matrix, role="weight_v").asking(Reason.GAIN, gain.entry.key, option=matrix.expr)
         v = one.change(matrix, v)
         rows = gain.shape[0]
-        g = replace(gain, path=matrix.path, role="weight_g", shape=(rows, 1), words=matrix.words)
-        one.change(gain, g, partial(ex.reshape, shape=(rows, 1)), partial(ex.reshape, shape=(rows,)))
+        shape = (1, rows) if outputs_last else (rows, 1)
+        g = replace(gain, path=matrix.path, role="weight_g", shape=shape, words=matrix.words)
+        one.change(gain, g, partial(ex.reshape, shape=shape), partial(ex.reshape, shape=(rows,)))
         if outputs_last:
             turn(one, v)
 
@@ -62,23 +66,75 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn each weight norm of ONE (`weight_g`, `weight_v`) into one plain "weight". It stays if OTHER has a weight
-    norm whose `weight_v` has its sizes, if OTHER has weight norms and no plain weight of its sizes, or if `weight_v` is
-    missing.
+    """Turn each weight norm of ONE (`weight_g`, `weight_v`; `_norms`) into one plain "weight". It stays if OTHER has a
+    weight norm whose `weight_v` has its sizes, with norms over the same dimensions; or if OTHER has weight norms, and
+    neither one nor a plain weight of its sizes.
 
     If ONE is the source, vectors that may be gains of a weight norm are renamed before (`_name_gains`), and spectral
     norms become plain weights, too (`_merge_spectral_norms`).
     """
     if not one.is_target:
         _name_gains(one, other)
-    has_norms = any(p.role == "weight_g" for p in other.pieces.values())
-    normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
-    for g in [p for p in one.pieces.values() if p.role == "weight_g"]:
-        v = one.pieces.get(g.name.beside("weight_v"))
-        if v is not None and not (has_norms and (v.shape in normed or v.shape not in plain)):
-            one.merge([g, v], replace(v, role="weight"), ex.weight_norm, [ex.norm, unchanged])
+    theirs: dict[Shape, set[int | None]] = defaultdict(set)
+    for norm in _norms(other):
+        theirs[norm.v.shape].add(norm.stored)
+    plain = {p.shape for p in other.pieces.values() if p.role == "weight"}
+    for norm in _norms(one):
+        alike = theirs.get(norm.v.shape, set())
+        if norm.stored not in alike and (alike or not theirs or norm.v.shape in plain):
+            one.merge([norm.g, norm.v], replace(norm.v, role="weight"), norm.weight, [norm.norms, unchanged])
     if not one.is_target:
         _merge_spectral_norms(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """A weight norm.
+
+    Attributes:
+        g, v: its `weight_g` and `weight_v`.
+        stored: the dimension of `weight_v`, as its key stores it, that has a norm for each of its elements; None if
+            there is one norm of all of it.
+        dim: the same dimension of V. It is another number than STORED if an earlier step has transposed V.
+    """
+
+    g: Piece
+    v: Piece
+    stored: int | None
+    dim: int | None
+
+    def weight(self, g: Expr, v: Expr) -> Expr:
+        """Return the plain weight, for the expressions G and V of the two tensors."""
+        if self.dim is not None:
+            g = ex.reshape(g, [n if d == self.dim else 1 for d, n in enumerate(self.v.shape)], self.g.shape)
+        return ex.weight_norm(g, v)
+
+    def norms(self, w: Expr) -> Expr:
+        """Return `weight_g`, for the expression W of the plain weight."""
+        shape = self.v.shape
+        if self.dim is None:
+            return ex.reshape(ex.norm(ex.reshape(w, (1, prod(shape)), shape)), self.g.shape, (1, 1))
+        order = (self.dim, *(d for d in range(len(shape)) if d != self.dim))
+        rows = ex.transpose(w) if order == (1, 0) else ex.permute(w, *order)
+        return ex.reshape(ex.norm(rows), self.g.shape, (shape[self.dim], *[1] * (len(shape) - 1)))
+
+
+def _norms(canon: Canon) -> list[_Norm]:
+    """Return the weight norms of CANON: each `weight_g` with the `weight_v` beside it, if it has the sizes of the norms
+    of that tensor (`ex.normed_dimension`), as it is stored.
+    """
+    found = []
+    for g in [p for p in canon.pieces.values() if p.role == "weight_g"]:
+        v = canon.pieces.get(g.name.beside("weight_v"))
+        if v is None:
+            continue
+        dims = list(range(len(v.shape)))
+        if len(dims) > 1 and (is_turned(canon, v) if canon.is_target else ex.is_transposed(v.expr)):
+            dims[-2:] = dims[:-3:-1]
+        with suppress(RuleError):
+            stored = ex.normed_dimension(g.shape, tuple(v.shape[d] for d in dims))
+            found.append(_Norm(g, v, stored, None if stored is None else dims[stored]))
+    return found
 
 
 def _merge_spectral_norms(source: Canon, target: Canon) -> None:
@@ -131,26 +187,45 @@ def _normed(w: Expr, u: Expr, v: Expr, *, first: Sequence[int]) -> Expr:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`). Nothing is
-    done if both sides have equally many masks, none included.
-
-    A tensor stays if both sides have a mask of its name, or if its `_orig` is missing or has other sizes than its mask.
-    On the target, each new tensor gets a question.
+    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`), with a
+    question on the target. It stays if its `_orig` is missing or has other sizes than its mask, if both sides have a
+    mask of its name, or if the names of the sides differ: the other side has no plain tensor of its name either, and
+    equally many such masks of its sizes, as `_without_namesake` counts them.
     """
-    pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
-    if len(pruned[id(source)]) == len(pruned[id(target)]):
-        return
-    for one, other in ((source, target), (target, source)):
-        kept = {p.name for p in pruned[id(one)]} & {p.name for p in pruned[id(other)]}
-        for mask in pruned[id(one)]:
+    sides = ((source, target), (target, source))
+    own, theirs = (_without_namesake(*pair) for pair in sides)
+    for one, other in sides:
+        for mask in _masks(one):
             role = mask.role.removesuffix("_mask")
             whole = one.pieces.get(mask.name.beside(f"{role}_orig"))
-            if whole is None or mask.name in kept or whole.shape != mask.shape:
+            plain, sizes = mask.name.beside(role) in other.pieces, _sizes_in_any_order(mask)
+            stays = mask.name in other.pieces or (not plain and own[sizes] == theirs[sizes])
+            if whole is None or stays or whole.shape != mask.shape:
                 continue
             new = replace(whole, role=role)
             if one.is_target:
                 new = new.asking(Reason.PRUNED)
             one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
+
+
+def _masks(canon: Canon) -> list[Piece]:
+    """Return the masks of the pruned tensors of CANON."""
+    return [p for p in canon.pieces.values() if p.role.endswith("_mask")]
+
+
+def _without_namesake(one: Canon, other: Canon) -> Counter[Shape]:
+    """Return sizes, as `_sizes_in_any_order` gives them -> how many masks of ONE have them. Only masks count for which
+    OTHER has neither a mask of the same name nor a plain tensor.
+    """
+    masks = [p for p in _masks(one) if p.name not in other.pieces]
+    return Counter(
+        _sizes_in_any_order(p) for p in masks if p.name.beside(p.role.removesuffix("_mask")) not in other.pieces
+    )
+
+
+def _sizes_in_any_order(piece: Piece) -> Shape:
+    """Return the sizes of PIECE in rising order, without those of 1."""
+    return tuple(sorted(squeezed(piece.shape)))
 
 
 def take_means(source: Canon, target: Canon) -> None:

@@ -93,9 +93,9 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     bias = one.pieces.get(piece.name.beside("bias"))
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have, turned=hidden_at == 0))
     if bias is not None and bias.shape == (rows,):
-        order = partial(_in_order, rows=rows, have=have, want=own)
+        order = partial(reordered, rows=rows, have=have, want=own)
         made = asked(replace(bias, role="bias_ih"), bias, order)
-        one.change(bias, made, order, partial(_in_order, rows=rows, have=own, want=have))
+        one.change(bias, made, order, partial(reordered, rows=rows, have=own, want=have))
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], RecurrentCell | None]:
@@ -122,17 +122,12 @@ def _rival(one: Canon, piece: Piece, make: Callable[[Expr], Expr]) -> Expr | Non
     return None if one.is_target else make(piece.expr)
 
 
-def _in_order(e: Expr, *, rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
-    """Return E with the gates in its ROWS rows moved from the order HAVE to the order WANT; E if these are equal."""
-    return e if have == want else reordered(e, rows, have, want)
-
-
 def _side_of(e: Expr, *, edges: tuple[int, int], rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
-    """Return the columns from EDGES[0] to EDGES[1] - 1 of E, with their gates moved as by `_in_order`."""
-    return _in_order(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
+    """Return the columns from EDGES[0] to EDGES[1] - 1 of E, with their gates moved as by `reordered`."""
+    return reordered(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
 
 
 def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...], turned: bool) -> Expr:
-    """Return the two SIDES side by side, the second one first if TURNED, with their gates moved as by `_in_order`."""
-    ordered = [_in_order(side, rows=rows, have=have, want=want) for side in sides]
+    """Return the two SIDES side by side, the second one first if TURNED, with their gates moved as by `reordered`."""
+    ordered = [reordered(side, rows=rows, have=have, want=want) for side in sides]
     return ex.cat(1, *(ordered[::-1] if turned else ordered))

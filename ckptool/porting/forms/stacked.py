@@ -82,11 +82,11 @@ def _members_first(one: Canon, other: Canon, lists: Mapping[int, set[Shape]]) ->
         if p.shape[0] != p.shape[1]  # else nothing shows which of the two are the inputs
         if not lists.get(p.shape[-1], set()).isdisjoint((p.shape[:2], p.shape[1::-1]))
     ]
-    moved = set()
+    moved: set[Name] = set()
     for kernel in kernels:
         rows, n = kernel.shape[1:]
         near = (p for p in one.pieces.values() if p.path[:-1] == kernel.path[:-1] and p.shape == (rows, n))
-        beside = [p for p in near if p.role == "bias" or "bias" in cut(p.leaf)]
+        beside = [p for p in near if (p.role == "bias" or "bias" in cut(p.leaf)) and p.name not in moved]
         moved.add(one.permute(kernel, (2, 0, 1)).name)
         for bias in beside if (rows,) in lists[n] else ():
             moved.add(one.permute(bias, (1, 0)).name)
@@ -250,11 +250,8 @@ def _modules_of_vectors(one: Canon, other: Canon) -> dict[_Look, list[list[Piece
     """Return (n, (role, sizes without the first) of the tensors of a module) -> the tensors of each such module of ONE:
     all are [n] or [n, d], with n of 2 or more, and OTHER has none of them by name and sizes.
     """
-    modules: dict[_Path, list[Piece]] = defaultdict(list)
-    for piece in one.pieces.values():
-        modules[piece.path].append(piece)
     found: dict[_Look, list[list[Piece]]] = defaultdict(list)
-    for held in modules.values():
+    for held in [list(module.values()) for module in one.modules().values()]:
         n = held[0].shape[0] if held[0].shape else 0
         if n > 1 and all(len(p.shape) in (1, 2) and p.shape[0] == n and not other.has(p) for p in held):
             found[n, tuple(sorted((p.role, p.shape[1:]) for p in held))].append(held)

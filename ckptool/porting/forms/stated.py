@@ -282,7 +282,7 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
         if len(free) != len(found):
             continue
         for lead, piece in zip(free, found, strict=True):
-            made = replace(piece, path=lead.path, words=lead.words)
+            made = piece.moved_to(lead)
             if len(free) > 1:
                 made = made.asking(Reason.SEVERAL_OPERATORS)
             source.change(piece, made)
@@ -363,8 +363,7 @@ def _gates(
     rows the gates have together.
     """
     e = ex.select(e, 0, d)
-    e = e if rows is None else ex.part(e, 0, *rows)
-    return e if have == want else reordered(e, of, have, want)
+    return reordered(e if rows is None else ex.part(e, 0, *rows), of, have, want)
 
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")

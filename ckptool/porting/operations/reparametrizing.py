@@ -11,10 +11,8 @@ from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 
 class WeightNorm(Calculation):
-    """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v * g / |v|.
-
-    |v| has the norms over all dimensions of v but one, which is the first in which g is not of size 1, or the first of
-    all (rows), if g has another number of dimensions than v. If g has one element, |v| is the norm of all of v.
+    """The operation `weight_norm(g, v)`: the weight of `torch.nn.utils.weight_norm`, v * g / |v|. |v| has the norms
+    over all dimensions of v but the one that `normed_dimension` returns.
     """
 
     name, usage = "weight_norm", "weight_norm(g, v)"
@@ -34,28 +32,21 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
-        """Return the sizes of v, for SHAPES, the sizes of g and of v; there are no PARAMS.
-
-        Raise RuleError unless g has one element, or as many as v has along one dimension: the first in which g is not
-        of size 1, or the rows, if g has another number of dimensions than v.
+        """Return the sizes of v, for SHAPES, the sizes of g and of v; there are no PARAMS. Raise RuleError unless g may
+        be the norms of v (`normed_dimension`).
         """
         g, v = shapes
-        own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
-        fits = prod(g) == 1 or (v[own : own + 1] == (prod(g),) and max(g) == prod(g))
-        need(fits, f"the norms {list(g)} are not those of {list(v)}")
+        normed_dimension(g, v)
         return v
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Return v * g / |v| for ARRAYS (g, v), where |v| has the norms over all dimensions of v but one, the first in
-        which g is not of size 1, or the first of all (rows), if g has another number of dimensions than v. If g has one
-        element, |v| is the norm of all of v.
+        """Return v * g / |v| for ARRAYS (g, v), where |v| has the norms over all dimensions of v but the one that
+        `normed_dimension` returns.
         """
         import numpy as np
 
         g, v = arrays
-        if g.size == 1:
-            return v * (g.reshape(()) / np.sqrt((abs(v) ** 2).sum()))
-        dim = next((d for d in range(g.ndim) if g.shape[d] != 1), 0) if g.ndim == v.ndim else 0
+        dim = normed_dimension(g.shape, v.shape)
         axes = tuple(d for d in range(v.ndim) if d != dim)
         shape = [v.shape[d] if d == dim else 1 for d in range(v.ndim)]
         return v * (g.reshape(shape) / np.sqrt((abs(v) ** 2).sum(axis=axes, keepdims=True)))
@@ -267,8 +258,23 @@ def fold_bias(
         return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
 
 
+def normed_dimension(g: Shape, v: Shape) -> int | None:
+    """Return which dimension of a weight of sizes V has a norm for each of its elements, if its norms have the sizes G:
+    the first in which G is not 1, or the first of all (rows), if G has another number of dimensions than V. None for G
+    of one element: it is the norm of all of V.
+
+    Raise RuleError if G has several elements, and not as many as this dimension of V, or not all in one dimension.
+    """
+    if prod(g) == 1:
+        return None
+    own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
+    fits = v[own : own + 1] == (prod(g),) and max(g) == prod(g)
+    need(fits, f"the norms {list(g)} are not those of {list(v)}")
+    return own
+
+
 def weight_norm(g: Expr, v: Expr) -> Expr:
-    """Return the expression that scales V so that its norms are G. `WeightNorm` says over which dimensions they are."""
+    """Return the expression that scales V so that its norms are G (`normed_dimension`)."""
     return Expr("weight_norm", (g, v))
 
 

@@ -14,7 +14,7 @@ from ...expression import Shape
 from ...questions import Reason, ask
 from ...words import Fused
 from ..pieces import Canon, Name, Piece, flat_kernel, squeezed, unchanged
-from .fused_order import Parts, form_of
+from .fused_order import Parts, as_code_has_it, divides, form_of, has_heads, order_of_rows
 from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
 from .taking_apart import Form, take_apart_with_bias
 
@@ -182,16 +182,22 @@ class _Fused:
 
 
 def _or_by_heads(form: Form, one: Canon, other: Canon, weight: Piece, kind: Fused) -> Form:
-    """Return FORM, how to split the projection WEIGHT of ONE, with the question whether its rows are stored head by
-    head. The other form (`rival`) has the same parts in as many heads as the code of OTHER shows (0 if it shows none).
+    """Return FORM, how to split the projection WEIGHT of ONE, with the question whether its parts follow one another or
+    take turns. The other form (`rival`) has the same parts in as many heads as the code of OTHER shows. If it shows
+    none that divide the parts, there is no other form for queries, keys and values; a gate and its value then take
+    turns row by row.
 
     FORM is returned as it is if ONE is the target, if FORM has a question already, if KIND, what the name of WEIGHT
-    says, is usually stored by heads, or if torch defines its layout.
+    says, is usually stored by heads, if torch defines its layout, or if its code shows it.
     """
-    if one.is_target or form.doubt or kind.by_heads is not False or kind.fixed:
+    shown = as_code_has_it(one, weight) and layout_of(weight.entry, len(kind.parts))[0] != ""
+    if one.is_target or form.doubt or kind.by_heads or kind.fixed or shown:
         return form
     heads = _alternating(other, weight, len(kind.parts))
-    return replace(form, doubt=ask(Reason.BY_HEADS), rival=(form.parts, form.sizes, heads))
+    if not divides(heads, form.sizes):
+        heads = 0 if has_heads(kind) else form.sizes[0]
+    rival = (form.parts, form.sizes, heads) if heads else None
+    return replace(form, doubt=ask(order_of_rows(kind)), rival=rival)
 
 
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
@@ -215,8 +221,9 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
     """Return whether WEIGHT of ONE, a fused projection that OTHER has as a whole, too, is known to have another layout
-    there: one side stores its parts one after the other, and the other side head by head, as both codes show, or the
-    model's code and a sure name on the source's side, or the source's code and torch, which defines the model's tensor.
+    there: one side stores its parts one after the other, and the other side head by head (or in another number of
+    heads), as both codes show, or the model's code and a sure name on the source's side, or the source's code and
+    torch, which defines the model's tensor.
 
     The weights of OTHER with the sizes of WEIGHT are looked at in order. False at the first one that is not fused by
     its name; and, unless both codes show it, at the first that has the path of WEIGHT, or is in a module with the same
@@ -229,13 +236,13 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
         if theirs is None:
             return False
         (target, own), (source, said) = ((weight, kind), (rival, theirs))[:: 1 if one.is_target else -1]
-        in_model, in_source = (layout_of(p.entry, len(said.parts))[0] for p in (target, source))
-        if in_model and in_source:
+        in_model, in_source = (layout_of(p.entry, len(said.parts)) for p in (target, source))
+        if in_model[0] and in_source[0]:
             if in_model != in_source:
                 return True
         elif rival.path == weight.path or _same_module(one, other, weight, rival):
             return False
-        elif (in_model == "heads" and said.sure) or (in_source == "heads" and own.fixed):
+        elif (in_model[0] == "heads" and said.sure) or (in_source[0] == "heads" and own.fixed):
             return True
     return False
 
@@ -376,53 +383,26 @@ def missing_key_bias(canon: Canon) -> None:
         there = {at: part for at, part in enumerate(parts) if part is not None}
         if parts[2] is None or {part.shape for part in there.values()} != {(n,)}:
             continue
-        fused = _fused_in(canon, base, 3 * n)
-        apart = [p for part in "qkv" if (p := _projection_in(canon, base, part, n)) is not None]
+        beside = [p for p in canon.pieces.values() if p.role == "weight" and p.path and p.path[:-1] == base]
+        free = [p for p in beside if p.name.beside("bias") not in canon.pieces]
+        fused = next((p for p in free if p.shape[:1] == (3 * n,) and fused_kind(p)), None)
+        named = {part_label(p.path): p for p in reversed(free) if p.shape[:1] == (n,)}
+        apart = [named[part] for part in "qkv" if part in named]
         if fused is not None and layout_of(fused.entry, len(parts))[0] == "heads":
             continue
-        if fused is not None and fused.name.beside("bias") not in canon.pieces:
+        if fused is not None:
             new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
             ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]
             keys = [] if 1 in there else [ex.zeros(n)]
             canon.merge([*there.values()], new, lambda q, *e, k=keys: ex.cat(0, q, *k, *e), ends)
         elif len(apart) == len(parts):
             if 1 not in there:
-                of_keys = _bias_of(apart[1], parts[2]), partial(_zeros, n=n)
+                of_keys = parts[2].moved_to(apart[1]), partial(_zeros, n=n)
                 canon.become(parts[2], [(parts[2], unchanged), of_keys], lambda values, _: values)
             for at, part in there.items():
-                canon.change(canon.pieces[part.name], _bias_of(apart[at], part))
-
-
-def _bias_of(layer: Piece, piece: Piece) -> Piece:
-    """Return PIECE, a bias with a path of its own, with the path and the words of LAYER, a weight, as the bias of that
-    layer.
-    """
-    return replace(piece, path=layer.path, words=layer.words)
+                canon.change(canon.pieces[part.name], part.moved_to(apart[at]))
 
 
 def _zeros(_: ex.Expr, n: int) -> ex.Expr:
     """Return N zeros, whatever the expression is that they take the place of."""
     return ex.zeros(n)
-
-
-def _projection_in(canon: Canon, base: tuple[str, ...], part: str, rows: int) -> Piece | None:
-    """Return the first weight without a bias in the module BASE with ROWS rows and a name for PART ("q", "k", "v").
-    None if there is none.
-    """
-    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.role == "weight" and p.path)
-    return next(
-        (
-            p
-            for p in weights
-            if p.shape[:1] == (rows,) and part_label(p.path) == part and p.name.beside("bias") not in canon.pieces
-        ),
-        None,
-    )
-
-
-def _fused_in(canon: Canon, base: tuple[str, ...], rows: int) -> Piece | None:
-    """Return the first weight in the module BASE with ROWS rows whose name means a fused projection (`fused_kind`);
-    None if there is none.
-    """
-    weights = (p for p in canon.pieces.values() if p.path[:-1] == base and p.path and p.role == "weight")
-    return next((p for p in weights if p.shape[:1] == (rows,) and fused_kind(p) is not None), None)

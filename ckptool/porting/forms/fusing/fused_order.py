@@ -110,7 +110,7 @@ class _Projection:
         or has only one head, if this number does not divide the rows of each part, and for a target.
         """
         found = 0 if self.one.is_target else self.other.heads(self.sizes[-1])
-        return found if found > 1 and _divides(found, self.sizes) else 0
+        return found if found > 1 and divides(found, self.sizes) else 0
 
 
 def form_of(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> Form:
@@ -127,24 +127,24 @@ def form_of(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: Sequenc
 
 def _projection(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: tuple[int, ...]) -> _Projection:
     """Return the projection WEIGHT of ONE, with its parts in the order in which its code names them, if it names the
-    same parts and WEIGHT is what the code uses (`_as_code_has_it`); else as its name KIND has them. SIZES are the rows
+    same parts and WEIGHT is what the code uses (`as_code_has_it`); else as its name KIND has them. SIZES are the rows
     of the parts in the order of KIND. Heads that the code shows but that do not divide all SIZES do not count.
     """
-    called = parts_in_code(weight.entry) if _as_code_has_it(one, weight) else ()
+    called = parts_in_code(weight.entry) if as_code_has_it(one, weight) else ()
     named = sorted(called) == sorted(kind.parts)
     parts = called if named else kind.parts
     sizes = tuple(sizes[kind.parts.index(part)] for part in parts)
     layout, seen = layout_of(weight.entry, len(parts), sizes)
     ordered = kind.ordered or named
-    return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen if _divides(seen, sizes) else 0)
+    return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen if divides(seen, sizes) else 0)
 
 
-def _as_code_has_it(one: Canon, weight: Piece) -> bool:
+def as_code_has_it(one: Canon, weight: Piece) -> bool:
     """Return whether WEIGHT is what the code of its side ONE uses: a tensor of the target, or an unchanged one."""
     return one.is_target or weight.expr.is_copy
 
 
-def _divides(heads: int, sizes: Sequence[int]) -> bool:
+def divides(heads: int, sizes: Sequence[int]) -> bool:
     """Return whether HEADS is above 0 and divides each of SIZES."""
     return heads > 0 and all(size % heads == 0 for size in sizes)
 
@@ -155,7 +155,7 @@ def _half_in_code(p: _Projection) -> Form | None:
     the source that a step has changed.
     """
     gate = p.weight.entry.facts.gate
-    if gate is None or "gate" not in p.parts or not _as_code_has_it(p.one, p.weight):
+    if gate is None or "gate" not in p.parts or not as_code_has_it(p.one, p.weight):
         return None
     parts, sizes = p.in_order(p.kind.parts)
     return Form(parts, sizes) if gate.half == 0 else Form(parts[::-1], sizes[::-1])
@@ -185,24 +185,26 @@ def _of_experts(p: _Projection) -> Form | None:
     queries, keys and values.
     """
     bias = p.one.pieces.get(p.weight.name.beside("bias"))
-    if _has_heads(p) or p.weight.expr.is_copy or bias is None or p.one.is_target:
+    if has_heads(p.kind) or p.weight.expr.is_copy or bias is None or p.one.is_target:
         return None
     return Form(p.parts, p.sizes, 0, ask(Reason.ROWS_TAKE_TURNS), (p.parts, p.sizes, p.sizes[0]))
 
 
-def _has_heads(p: _Projection) -> bool:
-    """Return whether P holds queries or keys, and not a gate and its value."""
-    return "q" in p.parts or "k" in p.parts
+def has_heads(kind: Fused) -> bool:
+    """Return whether a projection of this KIND holds queries or keys, and not a gate and its value."""
+    return "q" in kind.parts or "k" in kind.parts
 
 
 def _halves(p: _Projection) -> Form | None:
-    """Return the form of a gate and its value, one after the other, without a question if the name is sure; else with
-    the question which is first, and the swapped order as the other form. None for queries, keys and values.
+    """Return the form of a gate and its value, one after the other, or in as many shares as its code shows (P.seen),
+    without an open question if the name is sure; else with the question which is first, and the swapped order as the
+    other form. None for queries, keys and values.
     """
-    if _has_heads(p):
+    if has_heads(p.kind):
         return None
-    swapped = (p.parts[::-1], p.sizes[::-1], 0)
-    return p.form() if p.kind.sure else Form(p.parts, p.sizes, 0, ask(Reason.WHICH_HALF), swapped)
+    swapped = (p.parts[::-1], p.sizes[::-1], p.seen)
+    surely = _as_source_splits(p) or p.form()
+    return surely if p.kind.sure else Form(p.parts, p.sizes, p.seen, ask(Reason.WHICH_HALF), swapped)
 
 
 def _as_library_splits(p: _Projection) -> Form | None:
@@ -254,8 +256,9 @@ def _as_source_splits(p: _Projection) -> Form | None:
     """
     if p.layout != "block" and not p.seen:
         return None
-    how = f"cuts it into {p.seen} heads first" if p.seen else "cuts it into blocks"
-    return Form(p.parts, p.sizes, p.seen, ask_code(Reason.BY_HEADS, shows=how))
+    shares = "heads" if has_heads(p.kind) else "shares"
+    how = f"cuts it into {p.seen} {shares} first" if p.seen else "cuts it into blocks"
+    return Form(p.parts, p.sizes, p.seen, ask_code(order_of_rows(p.kind), shows=how))
 
 
 def _without_heads(p: _Projection) -> Form | None:
@@ -303,6 +306,11 @@ def _one_after_the_other(p: _Projection) -> Form:
     return Form(p.parts, p.sizes, 0, ask(Reason.BY_HEADS), rival)
 
 
+def order_of_rows(kind: Fused) -> Reason:
+    """Return the reason to ask whether the parts of a projection of this KIND follow one another or take turns."""
+    return Reason.BY_HEADS if has_heads(kind) else Reason.ROWS_TAKE_TURNS
+
+
 #: What each rule says about a projection; the first that applies decides.
 _RULES: tuple[Callable[[_Projection], Form | None], ...] = (
     _half_in_code,
@@ -333,4 +341,4 @@ def _gate_and_up(one: Canon) -> bool:
     return any((2 * inner, width) in sizes["up"] for width, inner in sizes["down"])
 
 
-__all__ = ["Parts", "form_of"]
+__all__ = ["Parts", "as_code_has_it", "divides", "form_of", "has_heads", "order_of_rows"]

@@ -122,11 +122,11 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
             into blocks, or into groups of heads that each hold all parts, is recognised: the latter is a view as
             [groups, parts of a group, width], where groups times width are the rows of the last part.
     Returns:
-        ("block", 0) if one part follows the other; ("heads", number of heads or groups) if each head holds a share of
-        all parts; ("", 0) if the forward pass does not show which.
+        ("block", 0) if one part follows the other, as the two halves of a gate and its value do; ("heads", number of
+        heads or groups) if each head holds a share of all parts; ("", 0) if the forward pass does not show which.
     """
     kind, inner = entry.facts.layout
-    if kind == "block":
+    if kind == "block" or (not kind and entry.facts.gate is not None):
         return "block", 0
     if len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
