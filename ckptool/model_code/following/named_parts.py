@@ -100,7 +100,7 @@ class NamedParts:
             self._take(call.first, key, dim, (start, stop), Part(_name_of_slice(), stop - start))
         elif call.name == "__getitem__" and (element := _element_of(call.first, call.args[1])) is not None:
             dim, place = element
-            self._take(call.first, key, dim, (place, place + 1), Part(_name_of_element(place), 0))
+            self._take(call.first, key, dim, (place, place + 1), Part(_name_of_element(place, call.first.shape[dim]), 0))
 
     def _take(self, whole: torch.Tensor, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
         """Note that the code takes PART of the tensor WHOLE: SPAN (start, stop) of the dimension DIM. If all that was
@@ -203,26 +203,24 @@ def _name_of_slice() -> str:
     return _name(target) if len(slices) == 1 else ""
 
 
-def _name_of_element(place: int) -> str:
-    """Return the name that the running statement of the model assigns the element PLACE to: "k" for 1 in `q, k, v =
-    x[0], x[1], x[2]`, and for `k = x[1]`. "" if it assigns none, or several. PLACE is counted from 0; it is compared
-    with the numbers in the code without their signs (`_places_in`).
+def _name_of_element(place: int, count: int) -> str:
+    """Return the name that the running statement of the model assigns the element PLACE of COUNT to: "k" for 1 of 3 in
+    `q, k, v = x[0], x[1], x[2]`, for `k = x[1]` and for `k = x[-2]`. "" if it assigns none, or several.
     """
     target, value = _assigned()
     pairs = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         pairs = list(zip(target.elts, value.elts, strict=True))
-    found = [own for own, taken in pairs if _places_in(taken) == [place]]
+    found = [own for own, taken in pairs if [one % count for one in _places_in(taken)] == [place]]
     return _name(found[0]) if len(found) == 1 else ""
 
 
 def _places_in(value: ast.AST) -> list[int]:
-    """Return the integers in all indices of the expression VALUE, without their signs: [1] for `x[..., 1]`, and also
-    for `x[..., -1]`.
-    """
-    indices = [one.slice for one in ast.walk(value) if isinstance(one, ast.Subscript)]
-    constants = [one.value for index in indices for one in ast.walk(index) if isinstance(one, ast.Constant)]
-    return [one for one in constants if type(one) is int]
+    """Return the integers in all indices of the expression VALUE: [1] for `x[..., 1]`, [-1] for `x[..., -1]`."""
+    parts = [one for sub in ast.walk(value) if isinstance(sub, ast.Subscript) for one in ast.walk(sub.slice)]
+    negative = {one.operand for one in parts if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.USub)}
+    numbers = [(one.value, one in negative) for one in parts if isinstance(one, ast.Constant)]
+    return [-one if turned else one for one, turned in numbers if type(one) is int]
 
 
 def _name(one: ast.AST) -> str:
