@@ -69,7 +69,7 @@ class Products:
         the equation has no arrow, if it has no letter for each dimension of VALUE (`...`), or if VALUE has fewer than
         two dimensions.
         """
-        letters, others, result = _letters(args, value)
+        letters, others, result = letters_of(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
             return
         last, before = (letters[-1] in result, letters[-2] in result)
@@ -81,7 +81,7 @@ class Products:
             self._uses[key].facts.dims = ("both",) * outer + tuple(kinds)
 
 
-def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
+def letters_of(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     """Return (letters of VALUE, letters of the other tensors, one after the other, letters of the result) in the
     equation of an einsum with ARGS, (equation, tensors …): ("oi", "bi", "bo") for the second tensor of "bi,oi->bo".
     ("", "", "") if the equation has no arrow. The first is "" if VALUE is none of the tensors.
@@ -96,4 +96,4 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     return letters, "".join(one for one, x in each if x is not value), result
 
 
-__all__ = ["Products"]
+__all__ = ["Products", "letters_of"]
