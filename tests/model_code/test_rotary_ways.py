@@ -167,6 +167,16 @@ def test_a_forward_pass_shows_which_outputs_are_turned_as_a_pair(turn: Callable[
     assert [facts[f"{name}.weight"].turned for name in "qkv"] == [6, 6, 0]
 
 
+def test_two_outputs_of_each_head_are_halves_however_code_takes_them() -> None:
+    def turn(x: Any) -> Any:
+        one, other = x[..., 0:2:2], x[..., 1:2]
+        cos, sin = COS[:, :1], SIN[:, :1]
+        return torch.cat([one * cos - other * sin, other * cos + one * sin, x[..., 2:]], -1)
+
+    facts = signature_for(Attention(turn), inputs=[torch.rand(4, 12)]).entries["q.weight"].facts
+    assert (facts.rotary, facts.turned) == ("half", 2)
+
+
 def shuffled(x: Any) -> Any:
     """Moves what it rotates by an index, whose values a forward pass without values does not have."""
     return x * COS.repeat(1, 2) + x[..., torch.tensor([3, 4, 5, 0, 1, 2])] * SIN.repeat(1, 2)

@@ -184,7 +184,7 @@ def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
         takes = call.first if call.name in _STACKS else call.tensors if call.name.endswith("_as") else [call.first]
         if len(takes) < len(call.tensors):
             return None
-        return _again(call, lambda one: rows.get(id(one), torch.full((), -1).expand(one.shape)))
+        return _again(call, {id(t): torch.full((), -1).expand(t.shape) for t in call.tensors} | dict(rows))
     if call.name == "view_as_complex":
         return _united(held[0][..., 0], held[0][..., 1])
     if call.name == "view_as_real":
@@ -219,17 +219,17 @@ def _summed(call: Call, rows: Mapping[int, torch.Tensor]) -> torch.Tensor | None
     both = torch.zeros_like(rows[id(one)]), torch.zeros_like(rows[id(one)])
     for at, part in enumerate(both):
         part.select(dim, at).copy_(rows[id(one)].select(dim, at))
-    alone = [_again(call, lambda t, part=part: part if t is one else torch.ones(t.shape, dtype=int)) for part in both]
-    return _united(*alone)
+    ones = {id(t): torch.ones(t.shape, dtype=torch.int64) for t in call.tensors}
+    return _united(*(_again(call, ones | {id(one): part}) for part in both))
 
 
-def _again(call: Call, instead: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return what the function of CALL gives with INSTEAD(tensor) in place of each of its tensors."""
+def _again(call: Call, instead: Mapping[int, torch.Tensor]) -> Any:
+    """Return what the function of CALL gives with INSTEAD[id] in place of each of its tensors."""
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return [*map(put, value)] if isinstance(value, list) else (*map(put, value),)
-        return instead(value) if isinstance(value, torch.Tensor) else value
+        return instead[id(value)] if isinstance(value, torch.Tensor) else value
 
     name = "reshape" if call.name == "view" else call.name
     function = getattr(torch.Tensor, name, None) or getattr(torch, name)
@@ -253,7 +253,8 @@ def _united(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
 def _pairs(rows: torch.Tensor) -> tuple[str, int] | None:
     """Return (kind, width) of the pairs in ROWS: "interleaved" if all are two neighbours, "half" if all are equally far
     apart, else "unknown", also if a row is the first of one pair and the second of another. Width is the number of rows
-    of each head in pairs: twice their distance for "half", 0 for "unknown". None if no element holds two rows.
+    of each head in pairs: twice their distance for "half", 0 for "unknown". One pair of neighbours in each head, where
+    both are the same, counts as "half". None if no element holds two rows.
     """
     first, second = rows // _BASE, rows % _BASE
     pairs = (rows >= 0) & (first != second)
@@ -262,10 +263,13 @@ def _pairs(rows: torch.Tensor) -> tuple[str, int] | None:
     apart = (second - first)[pairs].unique()
     if len(apart) > 1 or torch.isin(first[pairs], second[pairs]).any():
         return "unknown", 0
-    if apart[0] > 1:
+    if apart[0] > 1 or (first[pairs].unique().diff() > 2).all():
         return "half", 2 * int(apart[0])
-    lines = (first[tuple(slice(None) if d == dim else 0 for d in range(rows.ndim))].unique() for dim in range(rows.ndim))
-    return "interleaved", 2 * max(len(line) if (line.diff() == 2).all() else 1 for line in lines)
+    width = 2
+    for dim in range(rows.ndim):
+        line = first.movedim(dim, 0).flatten(1)[:, 0].unique()  # along one dimension
+        width = max(width, 2 * len(line) if (line.diff() == 2).all() else 0)
+    return "interleaved", width
 
 
 __all__ = ["Rotary"]
