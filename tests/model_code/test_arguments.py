@@ -58,10 +58,8 @@ def hint_of(capsys, line):
 
 
 def test_the_call_that_is_named_is_in_the_file_of_the_class(tmp_path):
-    body = BODY.format("width", "depth")
-    (tmp_path / "base_net.py").write_text(
-        f"{HEAD}class Net(nn.Module):\n    def __init__(self, width, depth):\n{body}\nif not Net:\n    Net(4, depth=2)\n"
-    )
+    net = "class Net(nn.Module):\n    def __init__(self, width, depth):\n" + BODY.format("width", "depth")
+    (tmp_path / "base_net.py").write_text(f"{HEAD}{net}\nif not Net:\n    Net(4, depth=2)\n")
     (tmp_path / "user_net.py").write_text("from base_net import Net\n")
     with pytest.raises(CheckpointError) as raised:
         build(find_model("user_net.py:Net"))

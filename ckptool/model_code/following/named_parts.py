@@ -100,7 +100,8 @@ class NamedParts:
             self._take(call.first, key, dim, (start, stop), Part(_name_of_slice(), stop - start))
         elif call.name == "__getitem__" and (element := _element_of(call.first, call.args[1])) is not None:
             dim, place = element
-            self._take(call.first, key, dim, (place, place + 1), Part(_name_of_element(place, call.first.shape[dim]), 0))
+            name = _name_of_element(place, call.first.shape[dim])
+            self._take(call.first, key, dim, (place, place + 1), Part(name, 0))
 
     def _take(self, whole: torch.Tensor, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
         """Note that the code takes PART of the tensor WHOLE: SPAN (start, stop) of the dimension DIM. If all that was

@@ -179,9 +179,9 @@ def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
     if len(equal) > 1:
         yield replace(one, shape=tuple(want if i in equal else n for i, n in enumerate(shape)))
     if len(shape) >= 4 and not equal and shape[-1] == shape[-2] and 1 < have < want and want % have == 0:
-        times = math.isqrt(want // have)  # a map that is flattened keeps its form: 7 x 7 places in place of 1
-        if times * times == want // have:
-            yield replace(one, shape=(*shape[:-2], shape[-2] * times, shape[-1] * times))
+        larger = math.isqrt(want // have)  # a map that is flattened keeps its form: 7 x 7 places in place of 1
+        if larger**2 == want // have:
+            yield replace(one, shape=(*shape[:-2], shape[-2] * larger, shape[-1] * larger))
     for d in places:
         n = shape[d]
         made_ = n * want // have if n * want % have == 0 else 0
