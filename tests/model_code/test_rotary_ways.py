@@ -167,6 +167,26 @@ def test_a_forward_pass_shows_which_outputs_are_turned_as_a_pair(turn: Callable[
     assert [facts[f"{name}.weight"].turned for name in "qkv"] == [6, 6, 0]
 
 
+def test_tables_may_be_parameters_and_angles_may_be_learned() -> None:
+    class Learned(Attention):
+        def __init__(self, turn: Any) -> None:
+            super().__init__(turn)
+            self.cos, self.sin = nn.Parameter(COS, requires_grad=False), nn.Parameter(SIN, requires_grad=False)
+            self.angles = nn.Parameter(torch.rand(1, 3))
+
+        def forward(self, x: Any) -> Any:
+            angles = torch.arange(4.0)[:, None] @ self.angles
+            for cos, sin, layer in ((self.cos, self.sin, self.q), (angles.cos(), angles.sin(), self.k)):
+                pairs = layer(x).view(4, 2, 3, 2)
+                one, other = pairs.transpose(0, 1).unbind(-1)
+                x = x + torch.stack([one * cos - other * sin, one * sin + other * cos], -1).transpose(0, 1).flatten(1)
+            return x
+
+    entries = signature_for(Learned(half_negated), inputs=[torch.rand(4, 12)]).entries
+    assert [entries[f"{name}.weight"].facts.rotary for name in "qk"] == ["interleaved"] * 2
+    assert [entries[f"{name}.weight"].facts.turned for name in "qk"] == [6, 6]
+
+
 def test_two_outputs_of_each_head_are_halves_however_code_takes_them() -> None:
     def turn(x: Any) -> Any:
         one, other = x[..., 0:2:2], x[..., 1:2]

@@ -67,10 +67,12 @@ class Rotary:
     def see(self, call: Call) -> None:
         """Note what CALL, which has run, shows about a rotary embedding, in `kind` and in the facts of matrices.
 
-        Outputs of layers are rotated where two tensors that were multiplied by tables are added or subtracted (also by
-        `addcmul` and `sum`), where complex ones are multiplied by a tensor, and where a product with a table sums over
-        two elements: which rows are a pair is read from the result (`_pairs`). Outputs that are multiplied, element by
-        element, by a table with several columns are rotated in an unknown way, until such a call shows it.
+        A table is a tensor of numbers with fractions that no matrix made, or that was made of cosines and sines alone
+        (also of learned angles). Outputs of layers are rotated where two tensors that were multiplied by tables are
+        added or subtracted (also by `addcmul` and `sum`), where complex ones are multiplied by a tensor, and where a
+        product with a table sums over two elements: which rows are a pair is read from the result (`_pairs`). Outputs
+        that are multiplied, element by element, by a table with several columns that is not learned are rotated in an
+        unknown way, until such a call shows it.
         """
         results = [one for one in flat(call.result) if isinstance(one, torch.Tensor)]
         for place, one in enumerate(results):
@@ -78,19 +80,23 @@ class Rotary:
         if call.name in _WAVES or (call.tensors and all(id(one) in self._waves for one in call.tensors)):
             self._waves.update(map(id, results))
         made = [one for one in call.tensors if self._is_made(one)]
-        tables = [one for one in call.tensors if self._is_table(one)] if made else []
+        tables = [one for one in call.tensors if _has_fractions(one) and not self._is_made(one)] if made else []
+        plain = [one for one in tables if id(one) in self._waves or not self._learned(one)]
         scaled = [one for one in made if id(one) in self._scaled]
         if call.name in MULTIPLIES and len(made) == 1 < len(call.tensors) and made[0].is_complex():
             self._rotates(made, self._rows(made[0], {}))
         elif call.name in MULTIPLIES and len(made) == len(tables) == 1:
             self._scaled.update(map(id, results))
-            if tables[0].ndim > 1 and tables[0].shape[-1] > 1:
+            if plain and plain[0].ndim > 1 and plain[0].shape[-1] > 1:  # and no weights of a norm
                 self._note(made, "unknown")
         elif call.name in ADDS | _SUBTRACTS:
             if len(scaled) == 2 and self._made_by(scaled[0]) == self._made_by(scaled[1]):
                 self._rotates(scaled, self._rows_made(call, {}))
-        elif call.name in PRODUCTS | {"sum"} | _ADDS_PRODUCT:
-            if scaled if call.name == "sum" else len(tables) == 1 and len(made) - len(scaled) == 1:
+        elif call.name in PRODUCTS:
+            if len(made) == len(tables) == len(plain) == 1:
+                self._rotates(made, self._rows_made(call, {}))
+        elif call.name in _ADDS_PRODUCT | {"sum"}:
+            if scaled and len(tables) == len(made) - len(scaled):
                 self._rotates(made, self._rows_made(call, {}))
         elif scaled:
             self._scaled.update(map(id, results))
@@ -98,13 +104,6 @@ class Rotary:
     def _is_made(self, value: torch.Tensor) -> bool:
         """Return whether matrices of the model made what VALUE holds, and it is no table of cosines or sines."""
         return bool(self._made_by(value)) and id(value) not in self._waves
-
-    def _is_table(self, value: torch.Tensor) -> bool:
-        """Return whether VALUE may be a table of cosines or sines: it was made of these alone (also of learned angles),
-        or it has numbers with a fraction, and was not computed from weights.
-        """
-        numbers = value.is_floating_point() or value.is_complex()
-        return id(value) in self._waves or (numbers and not self._learned(value) and not self._made_by(value))
 
     def _rotates(self, made: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
         """Note that outputs MADE by matrices are rotated, where the elements of the result hold ROWS (see `_BASE`).
@@ -153,6 +152,10 @@ class Rotary:
             return _rows_after(call, rows)
         except (RuntimeError, TypeError, IndexError):  # what torch refuses to do with rows
             return None
+
+
+def _has_fractions(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _numbered(call: Call) -> torch.Tensor | None:
