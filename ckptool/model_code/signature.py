@@ -155,7 +155,8 @@ class Part(NamedTuple):
     """A part of the output of a layer, or of its input.
 
     Attributes:
-        name: what the code calls it, "" if it has no name.
+        name: "q", "k" or "v", if the attention that takes it shows this; else what the code calls it, "" if it has no
+            name.
         size: its size along the dimension that is divided or concatenated; 0 if each part is a whole member of that
             dimension, or if it is an input, whose size may be guessed.
     """

@@ -155,7 +155,7 @@ class Rotary:
 
 
 def _has_fractions(value: torch.Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+    return bool(value.is_floating_point() or value.is_complex())
 
 
 def _numbered(call: Call) -> torch.Tensor | None:
