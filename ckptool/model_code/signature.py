@@ -193,7 +193,8 @@ class Facts:
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
         rotary: how a rotary embedding pairs its output ("half", "interleaved", also if the code moves neighbours into
-            halves before it rotates these); None if it rotates none.
+            halves before it rotates these; "unknown" if it is multiplied by a table, and it is not seen what is added
+            then); None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, and the activation of the gate; or None.
         runs: how often the function that takes it first takes it in the whole pass.

@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..call import ADDS, CUTS, JOINS, Call
-from ..signature import Part
+from ..signature import PRODUCTS, Part
 
 #: Functions that divide a tensor into parts.
 _DIVIDES = CUTS | {"unbind"}
 
 #: Of more parts of one tensor, none has a name of its own.
 _MOST = 16
-
-
-_PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
 
 
 #: Python functions of torch that call others, and where they are.
@@ -88,7 +85,7 @@ class NamedParts:
 
         A concatenation counts if it joins 2 to 16 tensors along the second or the last dimension. A weight takes it if
         the concatenation is the first argument of CALL and the weight the second one: in a convolution or an addition
-        (of a table with as many dimensions), if it joins along the second dimension; in `linear`, `matmul` or `mm`, if
+        (of a table with as many dimensions), if it joins along the second dimension; in a product, if it joins
         along the last. The first note for a weight stays.
 
         Args:
@@ -107,7 +104,7 @@ class NamedParts:
         elif (found := self._joined.get(id(call.first))) and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
             dim, rank, parts = found
             added = call.name in ADDS and call.args[1].ndim == rank  # a table of places has the same parts
-            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in _PRODUCTS else None):
+            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in PRODUCTS else None):
                 self.takes.setdefault(key, parts)
 
     def see(self, call: Call, key: str) -> None:

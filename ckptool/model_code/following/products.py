@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from ..call import Call, summed_dim
+from ..signature import PRODUCTS
 from .use import Uses
 from .views_of_parameters import Views
-
-#: Functions that multiply their first argument with their second one from the right.
-_FROM_THE_RIGHT = frozenset("matmul __matmul__ mm bmm".split())
 
 
 class Products:
@@ -42,7 +40,7 @@ class Products:
             self._data.add(key)
             self._uses[key].facts.inputs_first = None
         elif key in self._data or (
-            from_left and call.name in _FROM_THE_RIGHT and len(call.args) > 1 and id(call.args[1]) in self._views.keys
+            from_left and call.name in PRODUCTS and len(call.args) > 1 and id(call.args[1]) in self._views.keys
         ):
             return
         elif call.name == "einsum":
