@@ -105,7 +105,7 @@ class Attention:
         around = tuple(each[0] for each in zip(*paths, strict=False) if len({*each}) == 1)
         if len({key for key, _ in sources}) > 1:
             return
-        for result in flat(call.result):
+        for result in (one for one in flat(call.result) if isinstance(one, torch.Tensor)):
             own = self._part_of(result)
             key = sources[0][0] if sources else "" if own is None else own[0]
             path = around if own is None else (*around, own[1])
