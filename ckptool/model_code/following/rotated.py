@@ -102,8 +102,10 @@ class Rotary:
             self._scaled.update(map(id, results))
 
     def _is_made(self, value: torch.Tensor) -> bool:
-        """Return whether matrices of the model made what VALUE holds, and it is no table of cosines or sines."""
-        return bool(self._made_by(value)) and id(value) not in self._waves
+        """Return whether matrices of the model made the numbers in VALUE (not only its sizes, as those of
+        `ones_like`), and it is no table of cosines or sines.
+        """
+        return bool(self._made_by(value)) and self._learned(value) and id(value) not in self._waves
 
     def _rotates(self, made: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
         """Note that outputs MADE by matrices are rotated, where the elements of the result hold ROWS (see `_BASE`).
