@@ -202,11 +202,15 @@ def shuffled(x: Any) -> Any:
     return x * COS.repeat(1, 2) + x[..., torch.tensor([3, 4, 5, 0, 1, 2])] * SIN.repeat(1, 2)
 
 
+def shuffled_complex(x: Any) -> Any:
+    return interleaved_complex(x[..., torch.tensor([0, 3, 1, 4, 2, 5])])
+
+
 def mirrored(x: Any) -> Any:
     return x * COS.repeat(1, 2) + x.flip(-1) * SIN.repeat(1, 2)
 
 
-@pytest.mark.parametrize("turn", [shuffled, mirrored])
+@pytest.mark.parametrize("turn", [shuffled, shuffled_complex, mirrored])
 def test_where_pairs_are_neither_halves_nor_neighbours_or_not_seen_it_is_asked(turn: Callable[[Any], Any]) -> None:
     signature = signature_for(Attention(turn), inputs=[torch.rand(4, 12)])
     assert [signature.entries[f"{name}.weight"].facts.rotary for name in "qkv"] == ["unknown", "unknown", None]

@@ -71,8 +71,8 @@ class Rotary:
         (also of learned angles). Outputs of layers are rotated where two tensors that were multiplied by tables are
         added or subtracted (also by `addcmul` and `sum`), where complex ones are multiplied by a tensor, and where a
         product with a table sums over two elements: which rows are a pair is read from the result (`_pairs`). Outputs
-        that are multiplied, element by element, by a table with several columns that is not learned are rotated in an
-        unknown way, until such a call shows it.
+        that are multiplied, element by element, by a table with several columns (of complex numbers, by any) that is
+        not learned are rotated in an unknown way, until such a call shows it.
         """
         results = [one for one in flat(call.result) if isinstance(one, torch.Tensor)]
         for place, one in enumerate(results):
@@ -84,6 +84,8 @@ class Rotary:
         plain = [one for one in tables if id(one) in self._waves or not self._learned(one)]
         scaled = [one for one in made if id(one) in self._scaled]
         if call.name in MULTIPLIES and len(made) == 1 < len(call.tensors) and made[0].is_complex():
+            if plain:
+                self._note(made, "unknown")
             self._rotates(made, self._rows(made[0], {}))
         elif call.name in MULTIPLIES and len(made) == len(tables) == 1:
             self._scaled.update(map(id, results))
