@@ -112,7 +112,7 @@ def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[l
     in the file or module PLACE. The first evidence is its signature.
 
     If the last call NAME(…) with literals in the source file of FOUND (`_call_in`) has all of MISSING, the second
-    evidence gives the line of that call, with the name of PLACE, and the hint has the values in this call as options.
+    evidence gives the line of that call and the name of that file, and the hint has the values in this call as options.
     Else the hint has an option `--kwargs ARGUMENT=VALUE` for each of MISSING. VALUE is the first of these that applies:
 
     - the fields of the dataclass in the argument's annotation (`_fields`);
@@ -124,9 +124,9 @@ def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[l
     """
     evidence = [f"{name}{_signature(found)}"]
     seen = _call_in(found, name)
-    if seen is not None and set(missing) <= set(seen[1]):
-        line, given = seen
-        said = f"line {line} of {Path(place).name} calls it with these"
+    if seen is not None and set(missing) <= set(seen[2]):
+        path, line, given = seen
+        said = f"line {line} of {printable(path.name)} calls it with these"
         return [*evidence, said], " ".join(_option(one, given[one]) for one in missing)
     kinds = _kinds(found)
     beside = next((one for one in (Path(place).parent / "config.json", Path("config.json")) if is_file(one)), None)
@@ -170,15 +170,17 @@ def _takes_nothing(kind: type) -> bool:
     return all(p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
 
 
-def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
-    """Return (line number, argument -> value) of the last call NAME(…) in the source file of FOUND whose arguments are
-    all literals that FOUND takes, at least one; None if there is no such call or no such file.
+def _call_in(found: Any, name: str) -> tuple[Path, int, dict[str, Any]] | None:
+    """Return (path, line number, argument -> value) of the last call NAME(…) in the source file of FOUND, which has
+    this path, whose arguments are all literals that FOUND takes, at least one; None if there is no such call or no such
+    file.
 
     The call may lack arguments that FOUND needs. `**options` in a call are ignored; calls by a dotted name
     (`models.NAME(…)`) do not count.
     """
     try:
-        tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))
+        path = Path(inspect.getsourcefile(found) or "")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         signature = inspect.signature(found)
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
@@ -191,5 +193,5 @@ def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
             except (ValueError, TypeError, SyntaxError):
                 continue
             if bound.arguments:
-                return node.lineno, dict(bound.arguments)
+                return path, node.lineno, dict(bound.arguments)
     return None

@@ -13,6 +13,8 @@ import inspect
 import re
 import sys
 import textwrap
+import types
+import typing
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -41,10 +43,11 @@ def choices(module: Any) -> dict[str, Any]:
     """Return name -> value for everything in MODULE that may be the model, in its order: instances (also imported
     ones), classes of torch.nn.Module that it defines, and functions that it defines and that make a model.
 
-    A function makes a model if its annotation for the result is a class of torch.nn.Module (not the name of one in a
-    text), if it has a usual name (`build_model`, `get_net`), or if it returns an instance of a class that no other
-    class in MODULE mentions. Names that begin with `_` do not count. If nothing is found, the functions that return any
-    torch.nn.Module (`_gives_a_module`) count, without those that others of them mention; {} if there are none.
+    A function makes a model if its annotation for the result is a class of torch.nn.Module (also in a text, if it names
+    what is there when it runs), if it has a usual name (`build_model`, `get_net`), or if it returns an instance of a
+    class that no other class in MODULE mentions. Names that begin with `_` do not count. If nothing is found, the
+    functions that return any torch.nn.Module (`_gives_a_module`) count, without those that others of them mention; {}
+    if there are none.
     """
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
@@ -65,7 +68,11 @@ def choices(module: Any) -> dict[str, Any]:
 
 
 def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
-    made = function.__annotations__.get("return")
+    said = types.SimpleNamespace(__annotations__={"return": function.__annotations__.get("return")})
+    try:
+        made = typing.get_type_hints(said, function.__globals__)["return"]
+    except Exception:  # a name that is not there when it runs
+        made = None
     if isinstance(made, type) and issubclass(made, torch.nn.Module):
         return True
     if name in _FACTORIES or re.match(r"(build|create|make|get)_?(\w*_)?(model|net|network)$", name):

@@ -155,7 +155,8 @@ class Part(NamedTuple):
     """A part of the output of a layer, or of its input.
 
     Attributes:
-        name: what the code calls it, "" if it has no name.
+        name: "q", "k" or "v", if the attention that takes it shows this; else what the code calls it, "" if it has no
+            name.
         size: its size along the dimension that is divided or concatenated; 0 if each part is a whole member of that
             dimension, or if it is an input, whose size may be guessed.
     """
@@ -192,7 +193,8 @@ class Facts:
         layout: how its output is split.
         heads: number of attention heads of one part of its output, or 0.
         rotary: how a rotary embedding pairs its output ("half", "interleaved", also if the code moves neighbours into
-            halves before it rotates these); None if it rotates none.
+            halves before it rotates these; "unknown" if it is multiplied by a table, and it is not seen what is added
+            then); None if it rotates none.
         turned: how many outputs of each attention head are rotated, or 0 if that is not known.
         gate: which half of its output is a gate for the other half, and the activation of the gate; or None.
         runs: how often the function that takes it first takes it in the whole pass.

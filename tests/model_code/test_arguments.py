@@ -57,6 +57,15 @@ def hint_of(capsys, line):
     return hint.removeprefix("Hint: ")
 
 
+def test_the_call_that_is_named_is_in_the_file_of_the_class(tmp_path):
+    net = "class Net(nn.Module):\n    def __init__(self, width, depth):\n" + BODY.format("width", "depth")
+    (tmp_path / "base_net.py").write_text(f"{HEAD}{net}\nif not Net:\n    Net(4, depth=2)\n")
+    (tmp_path / "user_net.py").write_text("from base_net import Net\n")
+    with pytest.raises(CheckpointError) as raised:
+        build(find_model("user_net.py:Net"))
+    assert raised.value.evidence[1] == "line 12 of base_net.py calls it with these"
+
+
 def test_the_call_that_is_named_is_the_last_one_of_the_file(tmp_path, capsys):
     body = BODY.format("dim", "dim")
     code = f"class Net(nn.Module):\n    def __init__(self, dim):\n{body}\n"

@@ -166,3 +166,92 @@ class Pooled(nn.Module):
 def test_what_is_computed_with_the_weights_of_one_attention_are_not_those_of_the_next() -> None:
     found = roles_of(Pooled())
     assert [found[name] for name in "abqkv"] == ["q", "k", "q", "k", "v"]
+
+
+class Fused(nn.Module):
+    """One layer for queries, keys and values, which the code takes in the order of LETTERS."""
+
+    letters = "kqv"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(x + with_heads(*self.taken(self.qkv(self.norm(x)))))
+
+
+class ByNumbers(Fused):
+    def taken(self, every: Any) -> Any:
+        parts = every.chunk(3, -1)
+        return parts[1], parts[0], parts[2]
+
+
+class Exchanged(Fused):
+    """Its first names for the parts are not what they are."""
+
+    def taken(self, every: Any) -> Any:
+        every = every.unflatten(-1, (3, 6)).permute(2, 0, 1, 3)
+        q, k, v = every[0], every[1], every[2]
+        q, k = k, q
+        return q, k, v
+
+
+class FromTheEnd(Fused):
+    letters = "vkq"
+
+    def taken(self, every: Any) -> Any:
+        every = every.unflatten(-1, (3, 6))
+        return every[:, :, -1], every[:, :, -2], every[:, :, -3]
+
+
+class PartsOfParts(Fused):
+    """As code that rotates some numbers of each head, and not the first token."""
+
+    letters = "vqk"
+
+    def taken(self, every: Any) -> Any:
+        a, b, c = every[..., :6], every[..., 6:12], every[..., 12:]
+        b, c = (torch.cat([torch.cat([x[:, :1], -x[:, 1:]], 1)[..., :2], x[..., 2:]], -1) for x in (b, c))
+        return b, c, a
+
+
+class OfSomeTokens(Fused):
+    letters = "vkq"
+
+    def taken(self, every: Any) -> Any:
+        v, k, q = torch.cat([every[:, :1], every[:, 1:]], 1).split(6, -1)
+        return q, k, v
+
+
+@pytest.mark.parametrize("model", [ByNumbers, Exchanged, FromTheEnd, PartsOfParts, OfSomeTokens])
+def test_what_an_attention_does_with_parts_of_a_layer_decides_whatever_code_calls_them(model: Any) -> None:
+    class Apart(Fused):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = None
+            for letter in "qkv":
+                self.add_module(f"{letter}_proj", nn.Linear(6, 6))
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(x)
+            return self.out(x + with_heads(self.q_proj(y), self.k_proj(y), self.v_proj(y)))
+
+    one, other, x = Apart(), model(), torch.rand(2, 5, 6)
+    mapping = ckptool.transfer(one.state_dict(), other, inputs=[x])
+    assert str(next(entry for entry in mapping.entries if entry.target == "qkv.weight").expr) == (
+        f"cat(0, {', '.join(f'{letter}_proj.weight' for letter in model.letters)})"
+    )
+    assert not mapping.having("guessed") + mapping.having("unmapped")
+
+
+def test_a_layer_whose_output_is_taken_in_part_keeps_its_role() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            return by_torch(self.a(x)[:, :1], self.b(x), self.c(x))
+
+    assert roles_of(First()) == {"a": "q", "b": "k", "c": "v"}

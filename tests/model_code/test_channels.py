@@ -141,7 +141,7 @@ def test_a_skip_connection_is_no_branch(later_first: bool) -> None:
 
 
 class Waves(nn.Module):  # type: ignore[misc]
-    """Positions as waves, and features: halves or every second element of the one are taken, or of the other."""
+    """Positions as waves, and features: halves or neighbours of the one are turned, or of the other."""
 
     def __init__(self, of_features: bool, halves: bool) -> None:
         super().__init__()
@@ -151,11 +151,12 @@ class Waves(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         x = self.inner(x)
         waves = torch.ones_like(x).cumsum(-1) * self.rates  # of the sizes of features, and of nothing else of them
-        taken = x.view(1, 3, 2, 2) if self.of_features else waves.view(1, 3, 2, 2)
+        taken = x if self.of_features else waves
+        turned = torch.stack([-taken[..., 1::2], taken[..., 0::2]], -1).flatten(-2)
         if self.halves:
             one, other = taken.chunk(2, -1)
-            return x + torch.cat([-other, one], -1).flatten(-2)
-        return x + torch.stack([taken[..., 0::2].sin(), taken[..., 1::2].cos()], -1).flatten(-3)
+            turned = torch.cat([-other, one], -1)
+        return x + (taken * self.rates.cos() + turned * self.rates.sin())
 
 
 @pytest.mark.parametrize("halves", [False, True])

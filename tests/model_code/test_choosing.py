@@ -107,6 +107,14 @@ def test_functions_without_an_annotation_count(text, name):
     assert isinstance(build(find_model(path)), torch.nn.Module)
 
 
+@pytest.mark.parametrize("first", ["", "from __future__ import annotations\n"])
+@pytest.mark.parametrize("said", ["Net", "'Net'", "nn.Module", "'Missing'"])
+def test_an_annotation_says_that_a_function_makes_a_model_also_as_a_text(first, said):
+    sized = LAYER.format("Net", ", n", "fc", "5, n") + "def _net(n):\n    return Net(n)\n\n"
+    Path("net.py").write_text(first + HEAD + sized + f"def small() -> {said}:\n    return _net(7)\n")
+    assert chosen("net.py") == ("Net" if "Missing" in said else "small")
+
+
 def test_of_several_functions_the_one_that_the_weights_go_into_is_meant():
     text = LAYER.format("VGG", ", classes", "fc", "5, classes")
     text += "".join(f"def vgg{n}(num_classes={n}):\n    return VGG(num_classes)\n\n" for n in (11, 13, 19))

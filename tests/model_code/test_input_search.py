@@ -426,6 +426,24 @@ def test_a_vocabulary_is_used_up() -> None:
     assert [one.high for _, one in leaves(found)] == [300]
 
 
+def test_each_turn_of_a_search_tries_something_as_long_as_anything_is_left() -> None:
+    class Never(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.conv, self.words = nn.Linear(7, 13), nn.Conv2d(13, 5, 3), nn.Embedding(10, 5)
+            self.tries = 0
+
+        def forward(self, x: Any, y: Any, z: Any) -> Any:
+            self.tries += 1
+            if x.shape[1] != 31:
+                raise ValueError("no")
+            return self.conv(self.line(x)) + self.words(y) * z
+
+    model = Never()
+    assert next(find_inputs(model, patience=200.0), None) is None
+    assert model.tries == 2 * 160
+
+
 def test_a_model_that_takes_nothing_we_can_make_has_no_inputs() -> None:
     class Odd(nn.Module):
         def forward(self, thing: Any) -> Any:

@@ -83,6 +83,13 @@ class IndexedLast(Joined):
         return dst + src.tanh() * message
 
 
+class IndexedFromTheEnd(Joined):
+    def forward(self, x: Any) -> Any:
+        every = self.every(x).view(len(x), 3, 8)
+        message, dst, src = every[:, -3], every[:, -2], every[:, -1]
+        return dst + src.tanh() * message
+
+
 class Token(Joined):
     """One row of several is no part."""
 
@@ -133,6 +140,7 @@ def parts(model: nn.Module, key: str = "every.weight") -> list[tuple[str, int]]:
         (Stacked, ["src", "dst", "message"], 0),
         (Indexed, ["src", "dst", "message"], 0),
         (IndexedLast, ["src", "dst", "message"], 0),
+        (IndexedFromTheEnd, ["message", "dst", "src"], 0),
         (Token, [], 0),
         (Nameless, ["", "", ""], 8),
         (Batches, ["src", "dst"], 2),

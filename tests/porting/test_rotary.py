@@ -13,6 +13,8 @@ from torch import nn
 from ckptool.model_code.building import signature_of
 from ckptool.porting.sources import match_signature
 
+COS, SIN = torch.rand(3, 1, 4), torch.rand(3, 1, 4)
+
 
 class Attention(nn.Module):
     """Attention of two heads; TURNED in halves, in pairs, or not at all."""
@@ -27,9 +29,9 @@ class Attention(nn.Module):
         x = x.view(*x.shape[:-1], 2, 4)
         if self.turned == "half":
             one, other = x.chunk(2, -1)
-            x = x + torch.cat([-other, one], -1)
+            x = x * COS + torch.cat([-other, one], -1) * SIN
         elif self.turned == "interleaved":
-            x = x + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+            x = x * COS + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * SIN
         return x.flatten(-2)
 
     def forward(self, x: Any) -> Any:

@@ -6,64 +6,86 @@ In `softmax(q @ k.T) @ v` the softmax adds up over the places of the keys (Vaswa
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..call import TURNS, Call
+from ..call import TURNS, Call, flat
 from ..signature import PRODUCTS
+from .named_parts import Place
 
 _SHAPES = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
 
+#: The key of the weight of a layer, and a part of its output, as the places of that part and of those around it, the
+#: outermost first (see `NamedParts.part_of`); no places for the whole output.
+_Source = tuple[str, tuple[Place, ...]]
+
 
 class _Scores(NamedTuple):
-    """The product of the outputs of two layers.
+    """The product of the outputs of two layers, or of two parts of outputs.
 
     Attributes:
-        made: the keys of the weights of the two layers.
+        made: where the two come from.
         owners: for each dimension, which of the two it lists the places of, 0 or 1; None for both, or if not known.
     """
 
-    made: tuple[str, str]
+    made: tuple[_Source, _Source]
     owners: tuple[int | None, ...]
 
 
 class Attention:
-    """Finds the layers that make the queries, keys and values of an attention.
+    """Finds the layers, and parts of their outputs, that are the queries, keys and values of an attention.
 
     The arguments of `scaled_dot_product_attention` tell them. In other code, the product of the outputs of two layers
     is followed to a softmax, which adds up over the places of the keys, and from there to the product with the values.
 
     Args:
         made_by: returns the key of the weight of the only layer whose output a tensor is, or None.
-    Attributes:
-        roles: key of a weight -> "q", "k" or "v"; "" for a layer that is several of these.
+        part_of: returns (key of a weight, place) of a tensor that is a part of an output, or None.
     """
 
-    def __init__(self, made_by: Callable[[Any], str | None]) -> None:
-        self.roles: dict[str, str] = {}
+    def __init__(
+        self, made_by: Callable[[Any], str | None], part_of: Callable[[Any], tuple[str, Place] | None]
+    ) -> None:
+        self._roles: dict[str, dict[Place | None, str]] = defaultdict(dict)  # key -> place, None for all -> role
         self._made_by = made_by
+        self._part_of = part_of
+        self._parts: dict[int, _Source] = {}  # by the id of what was computed from one part of an output alone
         self._scores: dict[int, _Scores] = {}  # by the id of the tensor
         self._weights: set[int] = set()  # ids of what a softmax made of scores
 
+    def role_of(self, key: str) -> str:
+        """Return what the output of the weight KEY, or each part of it that an attention takes, is there: "q", "k" or
+        "v"; "" if that is not known, or if it is several of these.
+        """
+        roles = {*self._roles[key].values()}
+        return roles.pop() if len(roles) == 1 else ""
+
+    def roles_of_parts(self, key: str) -> Mapping[Place | None, str]:
+        """Return place of a part of the output of the weight KEY -> what it is in an attention, "q", "k" or "v", or ""
+        if it is several of these. {} unless the weight has parts with different roles.
+        """
+        return self._roles[key] if len({*self._roles[key].values()} - {""}) > 1 else {}
+
     def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note in `roles` what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key.
+        """Note what CALL, which has run, shows. KEYS has id of a parameter or buffer -> its key.
 
         - `scaled_dot_product_attention`: the layers that made its arguments `query`, `key` and `value`, by position or
-          by name, get the roles "q", "k" and "v".
+          by name, get the roles "q", "k" and "v", or the parts of their outputs do.
         - A product of two or more tensors, none of which is a parameter or buffer: `_multiply`, of the last two
           tensors.
         - A softmax: `_soften`.
         - Any other function that returns one tensor: `_go_on`.
 
-        A layer counts as the one that made a tensor only if the tensor comes from the whole output of this layer and of
-        no other (`Gating.made_by`).
+        A layer counts as the one that made a tensor only if the tensor comes from the whole output of this layer, or
+        from one part of it, and of no other (`_source_of`).
         """
         if call.name == "scaled_dot_product_attention":
             for place, name in enumerate(("query", "key", "value")):
                 value = call.args[place] if place < len(call.args) else call.kwargs.get(name)
-                self._note("qkv"[place], self._made_by(value))
+                self._note("qkv"[place], self._source_of(value))
         elif call.name in PRODUCTS:
             if len(call.tensors) > 1 and not any(id(t) in keys for t in call.tensors):
                 self._multiply(call, *call.tensors[-2:])
@@ -71,33 +93,60 @@ class Attention:
             self._soften(call)
         elif isinstance(call.result, torch.Tensor):
             self._go_on(call)
+        if call.name not in PRODUCTS:
+            self._go_on_with_parts(call)
 
-    def _note(self, role: str, key: str | None) -> None:
-        """Note the ROLE of the layer whose weight is KEY. The role becomes "", and stays so, if the layer had another
-        one before. Nothing is noted if KEY is None.
+    def _go_on_with_parts(self, call: Call) -> None:
+        """Note of which part each result of CALL is: of the innermost one that holds all tensors in CALL whose source
+        is known, if they are of one layer; and inside of it of a new part, if CALL takes one.
         """
-        if key is not None:
-            self.roles[key] = role if self.roles.get(key, role) == role else ""
+        sources = [source for one in call.tensors if (source := self._source_of(one)) is not None]
+        paths = [path for _, path in sources]
+        around = tuple(each[0] for each in zip(*paths, strict=False) if len({*each}) == 1)
+        if len({key for key, _ in sources}) > 1:
+            return
+        for result in (one for one in flat(call.result) if isinstance(one, torch.Tensor)):
+            own = self._part_of(result)
+            key = sources[0][0] if sources else "" if own is None else own[0]
+            path = around if own is None else (*around, own[1])
+            self._parts.pop(id(result), None)
+            if path:
+                self._parts[id(result)] = key, path
+
+    def _source_of(self, value: Any) -> _Source | None:
+        """Return what the tensor VALUE comes from, if it comes from one part of an output and nothing else of a layer,
+        or else if it comes from the whole output of one layer (`Gating.made_by`); None for others.
+        """
+        key = self._made_by(value)
+        return self._parts.get(id(value)) or (None if key is None else (key, ()))
+
+    def _note(self, role: str, source: _Source | None) -> None:
+        """Note the ROLE of SOURCE, an output or a part of one, and of all parts around it. The role of each becomes "",
+        and stays so, if it had another one before. Nothing is noted if SOURCE is None.
+        """
+        key, places = source or ("", ())
+        for place in places or ([None] if source else ()):
+            self._roles[key][place] = role if self._roles[key].get(place, role) == role else ""
 
     def _multiply(self, call: Call, one: Any, other: Any) -> None:
         """Note what CALL, the product of the tensors ONE and OTHER, shows. If one of them is what a softmax made of
-        scores, the other one is values: its layer gets the role "v". Else, if each is the output of a single layer, and
-        the two layers differ, the result is scores (`_scores`): its second last dimension lists the places of the layer
-        of ONE, its last those of the layer of OTHER; for an einsum, its equation says which (`_of_einsum`). Else, and
+        scores, the other one is values: its source gets the role "v". Else, if each has a source, and the two differ,
+        the result is scores (`_scores`): its second last dimension lists the places of the source of ONE, its last
+        those of the source of OTHER; for an einsum, its equation says which (`_of_einsum`). Else, and
         for an einsum whose equation does not say so, nothing is noted.
         """
         if id(one) in self._weights or id(other) in self._weights:
-            self._note("v", self._made_by(other if id(one) in self._weights else one))
+            self._note("v", self._source_of(other if id(one) in self._weights else one))
             return
-        made = self._made_by(one), self._made_by(other)
-        if None in made or made[0] == made[1] or not isinstance(call.result, torch.Tensor):
+        made = self._source_of(one), self._source_of(other)
+        if made[0] is None or made[1] is None or made[0] == made[1] or not isinstance(call.result, torch.Tensor):
             return
         owners = _of_einsum(call) if call.name == "einsum" else (*[None] * (call.result.ndim - 2), 0, 1)
         if len(owners) == call.result.ndim:
-            self._scores[id(call.result)] = _Scores((made[0] or "", made[1] or ""), owners)
+            self._scores[id(call.result)] = _Scores((made[0], made[1]), owners)
 
     def _soften(self, call: Call) -> None:
-        """Note the roles of the two layers whose scores the softmax CALL takes: "k" for the layer whose places the
+        """Note the roles of the two sources whose scores the softmax CALL takes: "k" for the one whose places the
         softmax adds up over, "q" for the other one; and note that the result is what a softmax made of scores. Nothing
         is noted if CALL takes no scores, if its dimension is not given as a number, or if it is not known which of the
         two layers has its places in that dimension.
@@ -108,8 +157,8 @@ class Attention:
             return
         owner = scores.owners[dim]
         if owner is not None:
-            for place, key in enumerate(scores.made):
-                self._note("k" if place == owner else "q", key)
+            for place, source in enumerate(scores.made):
+                self._note("k" if place == owner else "q", source)
             self._weights.add(id(call.result))
 
     def _go_on(self, call: Call) -> None:

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..call import ADDS, CUTS, JOINS, Call
-from ..signature import Part
+from ..signature import PRODUCTS, Part
 
 #: Functions that divide a tensor into parts.
 _DIVIDES = CUTS | {"unbind"}
@@ -27,34 +27,65 @@ _DIVIDES = CUTS | {"unbind"}
 _MOST = 16
 
 
-_PRODUCTS = frozenset("linear matmul __matmul__ mm".split())
-
-
 #: Python functions of torch that call others, and where they are.
 _TORCH = str(Path(torch.__file__).parent)
 _THROUGH = frozenset(f"{_TORCH}/{name}.py" for name in ("_tensor", "functional", "overrides"))
+
+
+class Place(NamedTuple):
+    """Where a part is.
+
+    Attributes:
+        whole: the id of the tensor that it is a part of.
+        dim: the dimension along which it was taken out; -1 for one of the results of a function such as `chunk`.
+        start: where it begins there; of such results, which of them it is.
+    """
+
+    whole: int
+    dim: int
+    start: int
 
 
 class NamedParts:
     """Follows how the outputs of weights are divided.
 
     Attributes:
-        parts: key of a weight -> the parts of its output, in order.
         takes: key of a weight -> the tensors that are concatenated to its input, in order.
     """
 
     def __init__(self) -> None:
-        self.parts: dict[str, tuple[Part, ...]] = {}
         self.takes: dict[str, tuple[Part, ...]] = {}
         self._joined: dict[int, tuple[int, int, tuple[Part, ...]]] = {}  # dimension, number of dimensions, parts
         self._taken: dict[tuple[int, int], dict[tuple[int, int], Part]] = defaultdict(dict)  # by start and stop
+        self._found: dict[str, list[dict[Place, Part]]] = defaultdict(list)  # key of a weight -> each way to divide it
+        self._part_of: dict[int, tuple[str, Place]] = {}  # by the id of a part
+
+    def part_of(self, value: Any) -> tuple[str, Place] | None:
+        """Return (key, place) of the tensor VALUE, if it is a part of a tensor that was computed with the weight KEY;
+        None for others.
+        """
+        return self._part_of.get(id(value))
+
+    def parts(self, key: str, roles: Mapping[Place | None, str]) -> tuple[Part, ...]:
+        """Return the parts that the code first divides the output of the weight KEY into, in order; () if it divides it
+        into none. ROLES has place of a part -> what it is in an attention: "q", "k", "v", or "". If some parts have
+        such a role, those of the first way to divide the output that have one are returned, with their roles in place
+        of their names in the code. A name that is the role of another part is then left out.
+        """
+        ways = self._found.get(key) or [{}]
+        way = next((one for one in ways if any(roles.get(place) for place in one)), ways[0])
+        said = {role for place in way if (role := roles.get(place))}
+        return tuple(
+            part._replace(name=roles.get(place) or ("" if part.name in said else part.name))
+            for place, part in way.items()
+        )
 
     def see_inputs(self, call: Call, keys: Mapping[int, str], learned: Callable[[Any], bool]) -> None:
         """Note which tensors CALL concatenates, or, in `takes`, that the weight in CALL takes an earlier concatenation.
 
         A concatenation counts if it joins 2 to 16 tensors along the second or the last dimension. A weight takes it if
         the concatenation is the first argument of CALL and the weight the second one: in a convolution or an addition
-        (of a table with as many dimensions), if it joins along the second dimension; in `linear`, `matmul` or `mm`, if
+        (of a table with as many dimensions), if it joins along the second dimension; in a product, if it joins
         along the last. The first note for a weight stays.
 
         Args:
@@ -73,20 +104,19 @@ class NamedParts:
         elif (found := self._joined.get(id(call.first))) and len(call.args) > 1 and (key := keys.get(id(call.args[1]))):
             dim, rank, parts = found
             added = call.name in ADDS and call.args[1].ndim == rank  # a table of places has the same parts
-            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in _PRODUCTS else None):
+            if dim == (1 if added or call.name.startswith("conv") else rank - 1 if call.name in PRODUCTS else None):
                 self.takes.setdefault(key, parts)
 
     def see(self, call: Call, key: str) -> None:
-        """Note in `parts` of the weight KEY the parts that CALL divides its first argument into, a tensor that was
-        computed with this weight.
+        """Note the parts that CALL divides its first argument into, a tensor that was computed with the weight KEY.
 
         They are the 2 to 16 results of `chunk`, `split` or `unbind`; or up to 16 slices or elements of one dimension
-        (`x[:, :4]`, `x[0]`), in the order of their places. A call with one of these is remembered, and `parts` is set
-        by the call with which they cover the dimension without a gap or an overlap. Each part has its name in the code,
-        or "", and its size along the dimension that is divided; 0 for `unbind` and for elements. The first note for a
-        weight stays.
+        (`x[:, :4]`, `x[0]`), in the order of their places. A call with one of these is remembered, and they are noted
+        with the call with which they cover the dimension without a gap or an overlap. Each part has its name in the
+        code, or "", and its size along the dimension that is divided; 0 for `unbind` and for elements. After 16 ways to
+        divide the output of a weight, no others are noted.
         """
-        if key in self.parts:
+        if len(self._found[key]) == _MOST:
             return
         if call.name in _DIVIDES and isinstance(call.result, tuple | list):
             parts = [part for part in call.result if isinstance(part, torch.Tensor)]
@@ -94,25 +124,33 @@ class NamedParts:
                 pairs = enumerate(zip(call.first.shape, parts[0].shape, strict=False))
                 dim = next((d for d, (whole, part) in pairs if whole != part), 0)
                 sizes = [0 if call.name == "unbind" else part.shape[dim] for part in parts]
-                self.parts[key] = tuple(map(Part, _names(call.name, len(parts)), sizes))
+                places = [Place(id(call.first), -1, number) for number in range(len(parts))]
+                self._part_of.update((id(part), (key, at)) for part, at in zip(parts, places, strict=True))
+                self._found[key].append(dict(zip(places, map(Part, _names(call.name, len(parts)), sizes), strict=True)))
         elif call.name == "__getitem__" and (taken := slice_of(call.first, call.args[1])) is not None:
             dim, start, stop = taken
-            self._take(call.first, key, dim, (start, stop), Part(_name_of_slice(), stop - start))
+            self._take(call, key, dim, (start, stop), Part(_name_of_slice(), stop - start))
         elif call.name == "__getitem__" and (element := _element_of(call.first, call.args[1])) is not None:
             dim, place = element
-            self._take(call.first, key, dim, (place, place + 1), Part(_name_of_element(place), 0))
+            name = _name_of_element(place, call.first.shape[dim])
+            self._take(call, key, dim, (place, place + 1), Part(name, 0))
 
-    def _take(self, whole: torch.Tensor, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
-        """Note that the code takes PART of the tensor WHOLE: SPAN (start, stop) of the dimension DIM. If all that was
-        taken of this dimension, two parts or more, covers it without a gap or an overlap, note the parts of the weight
-        KEY. After 16 parts of a dimension, no others are remembered; of two parts with one SPAN, the first counts.
+    def _take(self, call: Call, key: str, dim: int, span: tuple[int, int], part: Part) -> None:
+        """Note that CALL takes PART of its first tensor: SPAN (start, stop) of the dimension DIM. If all that was taken
+        of this dimension, two parts or more, covers it without a gap or an overlap, note the parts of the weight KEY.
+        After 16 parts of a dimension, no others are remembered; of two parts with one SPAN, the first counts.
         """
-        known = self._taken[id(whole), dim]
+        self._part_of[id(call.result)] = key, Place(id(call.first), dim, span[0])
+        known = self._taken[id(call.first), dim]
         if len(known) < _MOST:
             known.setdefault(span, part)
         edges = [0, *(stop for _, stop in sorted(known))]
-        if [start for start, _ in sorted(known)] == edges[:-1] and edges[-1] == whole.shape[dim] and len(known) > 1:
-            self.parts[key] = tuple(known[span] for span in sorted(known))
+        if (
+            [start for start, _ in sorted(known)] == edges[:-1]
+            and edges[-1] == call.first.shape[dim]
+            and len(known) > 1
+        ):
+            self._found[key].append({Place(id(call.first), dim, at[0]): known[at] for at in sorted(known)})
 
 
 def slice_of(whole: Any, index: Any) -> tuple[int, int, int] | None:
@@ -203,26 +241,24 @@ def _name_of_slice() -> str:
     return _name(target) if len(slices) == 1 else ""
 
 
-def _name_of_element(place: int) -> str:
-    """Return the name that the running statement of the model assigns the element PLACE to: "k" for 1 in `q, k, v =
-    x[0], x[1], x[2]`, and for `k = x[1]`. "" if it assigns none, or several. PLACE is counted from 0; it is compared
-    with the numbers in the code without their signs (`_places_in`).
+def _name_of_element(place: int, count: int) -> str:
+    """Return the name that the running statement of the model assigns the element PLACE of COUNT to: "k" for 1 of 3 in
+    `q, k, v = x[0], x[1], x[2]`, for `k = x[1]` and for `k = x[-2]`. "" if it assigns none, or several.
     """
     target, value = _assigned()
     pairs = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         pairs = list(zip(target.elts, value.elts, strict=True))
-    found = [own for own, taken in pairs if _places_in(taken) == [place]]
+    found = [own for own, taken in pairs if [one % count for one in _places_in(taken)] == [place]]
     return _name(found[0]) if len(found) == 1 else ""
 
 
 def _places_in(value: ast.AST) -> list[int]:
-    """Return the integers in all indices of the expression VALUE, without their signs: [1] for `x[..., 1]`, and also
-    for `x[..., -1]`.
-    """
-    indices = [one.slice for one in ast.walk(value) if isinstance(one, ast.Subscript)]
-    constants = [one.value for index in indices for one in ast.walk(index) if isinstance(one, ast.Constant)]
-    return [one for one in constants if type(one) is int]
+    """Return the integers in all indices of the expression VALUE: [1] for `x[..., 1]`, [-1] for `x[..., -1]`."""
+    parts = [one for sub in ast.walk(value) if isinstance(sub, ast.Subscript) for one in ast.walk(sub.slice)]
+    negative = {one.operand for one in parts if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.USub)}
+    numbers = [(one.value, one in negative) for one in parts if isinstance(one, ast.Constant)]
+    return [-one if turned else one for one, turned in numbers if type(one) is int]
 
 
 def _name(one: ast.AST) -> str:
@@ -280,4 +316,4 @@ def _statements(text: str) -> tuple[ast.Assign | ast.Return | ast.Expr, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.Expr))
 
 
-__all__ = ["NamedParts", "slice_of"]
+__all__ = ["NamedParts", "Place", "slice_of"]

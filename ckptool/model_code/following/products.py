@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from ..call import Call, summed_dim
+from ..signature import PRODUCTS
 from .use import Uses
 from .views_of_parameters import Views
-
-#: Functions that multiply their first argument with their second one from the right.
-_FROM_THE_RIGHT = frozenset("matmul __matmul__ mm bmm".split())
 
 
 class Products:
@@ -42,7 +40,7 @@ class Products:
             self._data.add(key)
             self._uses[key].facts.inputs_first = None
         elif key in self._data or (
-            from_left and call.name in _FROM_THE_RIGHT and len(call.args) > 1 and id(call.args[1]) in self._views.keys
+            from_left and call.name in PRODUCTS and len(call.args) > 1 and id(call.args[1]) in self._views.keys
         ):
             return
         elif call.name == "einsum":
@@ -69,7 +67,7 @@ class Products:
         the equation has no arrow, if it has no letter for each dimension of VALUE (`...`), or if VALUE has fewer than
         two dimensions.
         """
-        letters, others, result = _letters(args, value)
+        letters, others, result = letters_of(args, value)
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
             return
         last, before = (letters[-1] in result, letters[-2] in result)
@@ -81,7 +79,7 @@ class Products:
             self._uses[key].facts.dims = ("both",) * outer + tuple(kinds)
 
 
-def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
+def letters_of(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     """Return (letters of VALUE, letters of the other tensors, one after the other, letters of the result) in the
     equation of an einsum with ARGS, (equation, tensors …): ("oi", "bi", "bo") for the second tensor of "bi,oi->bo".
     ("", "", "") if the equation has no arrow. The first is "" if VALUE is none of the tensors.
@@ -96,4 +94,4 @@ def _letters(args: Any, value: torch.Tensor) -> tuple[str, str, str]:
     return letters, "".join(one for one, x in each if x is not value), result
 
 
-__all__ = ["Products"]
+__all__ = ["Products", "letters_of"]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..call import ADDS, CUTS, JOINS, MULTIPLIES, SIGMOIDS, Call
+from ..signature import PRODUCTS
 from .named_parts import slice_of
 
 _GATES = 4
-_PRODUCTS = frozenset("linear matmul __matmul__ mm addmm".split())
 _TANHS = frozenset("tanh tanh_".split())
 
 #: The weights whose outputs were added, with their biases.
@@ -51,7 +51,7 @@ class Cells:
             made_with: whether a tensor was computed with the weight of this key.
         """
         name = call.name
-        if name in _PRODUCTS or name.startswith("conv"):
+        if name in PRODUCTS or name.startswith("conv"):
             self._sums[id(call.result)] = frozenset(keys[id(t)] for t in call.tensors if id(t) in keys)
             self._take(call, [key for t in call.tensors if (key := keys.get(id(t))) and t.ndim > 1], made_with)
         elif name in ADDS:

@@ -1,31 +1,58 @@
 """How a forward pass pairs the outputs that a rotary embedding rotates: neighbours, or element i with i + half.
 
 Su et al., "RoFormer", 2021, rotate neighbours ("interleaved"), as GPT-J does; GPT-NeoX and Llama in Hugging Face's
-code rotate halves ("half").
+code rotate halves ("half"). However code takes pairs apart, a rotated element is a sum of two outputs of a layer, each
+times a table of cosines or sines. Which two they are is read from the numbers of the rows: a tensor with these numbers
+goes through the calls that moved the outputs since the layer made them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..call import CUTS, JOINS, MULTIPLIES, TURNS, UNCHANGED, Call, every_second, turned_to
+from ..call import ADDS, CUTS, DIVIDES, JOINS, MULTIPLIES, TURNS, Call, flat, summed_dim
+from ..signature import PRODUCTS
+from .products import letters_of
 from .use import Uses
 
-_SUBTRACTS = frozenset("sub subtract __sub__ sub_ __isub__".split())
+_SUBTRACTS = frozenset("sub subtract __sub__ __rsub__ sub_ __isub__".split())
+_ADDS_PRODUCT = frozenset("addcmul addcmul_".split())
+_WAVES = frozenset("cos cos_ sin sin_ polar".split())
+
+#: Functions whose elements are computed from several elements of their tensors.
+_ADDS_UP = ADDS | _SUBTRACTS | _ADDS_PRODUCT | {"complex"}
+
+#: Functions that put tensors together, and all that only move elements to places that their arguments say.
+_STACKS = JOINS | {"stack", "hstack"}
+_MOVES = frozenset(
+    "__getitem__ view reshape view_as reshape_as flatten unflatten t squeeze unsqueeze unbind narrow select roll flip"
+    " expand expand_as repeat tile repeat_interleave".split()
+)
+_MOVES |= CUTS | TURNS | _STACKS
+
+#: So many calls, and elements, are gone through for the rows in a tensor. Between a layer and its rotation are fewer.
+_MOST_CALLS, _MOST_ELEMENTS = 64, 1 << 24
+
+#: The rows i <= j in an element, as one number i * _BASE + j. An element that holds no row has -1.
+_BASE = 1 << 31
+
+#: Rows by the id of the tensor that holds them; None where they are not known.
+_Known = dict[int, "torch.Tensor | None"]
 
 
 class Rotary:
-    """Follows halves and neighbours of the last dimension of tensors that were computed from weights.
+    """Follows what is multiplied by tables, and then added.
 
     Args:
         uses: gets `rotary` and `turned` of facts.
         made_by: the keys of the matrices that made a tensor.
         learned: whether a tensor was computed from weights.
     Attributes:
-        kind: how the pass pairs what it rotates ("interleaved", "half"), or None if it rotates nothing.
+        kind: how the pass pairs what it rotates ("interleaved", "half"; "unknown" if it multiplies outputs of a layer
+            by a table, and it is not seen how it pairs them), or None if it rotates nothing.
     """
 
     def __init__(self, uses: Uses, made_by: Callable[[Any], Collection[str]], learned: Callable[[Any], bool]) -> None:
@@ -33,127 +60,223 @@ class Rotary:
         self._uses = uses
         self._made_by = made_by
         self._learned = learned
-        self._negated: set[int] = set()
-        self._halves: dict[int, tuple[int, int]] = {}  # id of a half of a tensor -> (id of that tensor, 0 or 1)
-        self._scaled: dict[int, tuple[int, int]] = {}  # the same of a half times something
-        self._turned_halves: set[int] = set()  # what a rotary embedding gives for the first half of a tensor
-        self._of_halves: set[int] = set()  # tensors whose pairs, in the last dimension, are of two such halves
+        self._from: dict[int, tuple[Call, int]] = {}  # id of a tensor -> the call that made it, and its place there
+        self._waves: set[int] = set()  # cosines, sines, and what was made of these alone
+        self._scaled: set[int] = set()  # outputs of layers times a table, before they are added
 
     def see(self, call: Call) -> None:
-        """Note what CALL, which has run, shows about a rotary embedding, in `kind` and in the facts of matrices: of
-        complex numbers and of every second element (`_rotate_pairs`), and of halves (`_pair_halves`, `_rotate_halves`).
+        """Note what CALL, which has run, shows about a rotary embedding, in `kind` and in the facts of matrices.
+
+        A table is a tensor of numbers with fractions that no matrix made, or that was made of cosines and sines alone
+        (also of learned angles). Outputs of layers are rotated where two tensors that were multiplied by tables are
+        added or subtracted (also by `addcmul` and `sum`), where complex ones are multiplied by a tensor, and where a
+        product with a table sums over two elements: which rows are a pair is read from the result (`_pairs`). Outputs
+        that are multiplied, element by element, by a table with several columns (of complex numbers, by any) that is
+        not learned are rotated in an unknown way, until such a call shows it.
         """
-        self._pair_halves(call)
-        self._rotate_pairs(call)
-        if isinstance(call.result, torch.Tensor):
-            self._rotate_halves(call)
+        results = [one for one in flat(call.result) if isinstance(one, torch.Tensor)]
+        for place, one in enumerate(results):
+            self._from.setdefault(id(one), (call, place))
+        if call.name in _WAVES or (call.tensors and all(id(one) in self._waves for one in call.tensors)):
+            self._waves.update(map(id, results))
+        made = [one for one in call.tensors if self._is_made(one)]
+        tables = [one for one in call.tensors if _has_fractions(one) and not self._is_made(one)] if made else []
+        plain = [one for one in tables if id(one) in self._waves or not self._learned(one)]
+        scaled = [one for one in made if id(one) in self._scaled]
+        if call.name in MULTIPLIES and len(made) == 1 < len(call.tensors) and made[0].is_complex():
+            if plain:
+                self._note(made, "unknown")
+            self._rotates(made, self._rows(made[0], {}))
+        elif call.name in MULTIPLIES and len(made) == len(tables) == 1:
+            self._scaled.update(map(id, results))
+            if plain and plain[0].ndim > 1 and plain[0].shape[-1] > 1:  # and no weights of a norm
+                self._note(made, "unknown")
+        elif call.name in ADDS | _SUBTRACTS:
+            if len(scaled) == 2 and self._made_by(scaled[0]) == self._made_by(scaled[1]):
+                self._rotates(scaled, self._rows_made(call, {}))
+        elif call.name in PRODUCTS:
+            if len(made) == len(tables) == len(plain) == 1:
+                self._rotates(made, self._rows_made(call, {}))
+        elif call.name in _ADDS_PRODUCT | {"sum"}:
+            if scaled and len(tables) == len(made) - len(scaled):
+                self._rotates(made, self._rows_made(call, {}))
+        elif scaled:
+            self._scaled.update(map(id, results))
 
-    def _rotate_pairs(self, call: Call) -> None:
-        """Note the rotary embedding that CALL shows, if it makes complex numbers (`view_as_complex`, `polar`), or takes
-        every second element of a tensor that was computed from weights.
-
-        The kind is "half" if the first argument of CALL is the two halves of a tensor, stacked in a new last dimension,
-        else "interleaved". `kind` becomes this one; `polar`, which makes the angles, changes no earlier kind. The
-        facts of the matrices that made the first argument get the kind, too (`_rotates`), but not for `polar`. If CALL
-        sorts pairs into halves (turns [..., pairs, 2] into [..., 2, pairs], `_sorts_pairs`), these facts get
-        "interleaved", because code then rotates halves that were neighbours, and `kind` stays.
+    def _is_made(self, value: torch.Tensor) -> bool:
+        """Return whether matrices of the model made the numbers in VALUE (not only its sizes, as those of
+        `ones_like`), and it is no table of cosines or sines.
         """
-        first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
-        second = call.name == "__getitem__" and every_second(call.args) and self._learned(first)
-        kind = "half" if id(first) in self._of_halves else "interleaved"
-        if second or call.name in ("view_as_complex", "polar"):
-            self.kind = kind if call.name != "polar" else self.kind or kind
-        if first is not None and (second or call.name == "view_as_complex"):
-            self._rotates(kind, first, first.shape[-1] * (1 if second else first.shape[-2]))
-        if first is not None and call.name in TURNS and _sorts_pairs(call, first):
-            self._rotates("interleaved", first, 2 * first.shape[-2])
+        return bool(self._made_by(value)) and self._learned(value) and id(value) not in self._waves
 
-    def _pair_halves(self, call: Call) -> None:
-        """Note what the result of CALL is, if it is one of these; halves are of the last dimension of one tensor:
-
-        - a half (`x[..., :n]`), or the two halves (`x.chunk(2, -1)`): in `_halves`;
-        - a half times something: in `_scaled`;
-        - the first half times something minus the second half times something: in `_turned_halves`;
-        - both halves, in their order, stacked in a new last dimension, or a copy of this stack (`float`): in
-          `_of_halves`.
+    def _rotates(self, made: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
+        """Note that outputs MADE by matrices are rotated, where the elements of the result hold ROWS (see `_BASE`).
+        Nothing is noted if these are not known, or if no element holds two.
         """
-        first, result = call.first, call.result
-        if call.name == "__getitem__" and (place := _half(call.args, result)) is not None:
-            self._halves[id(result)] = id(first), place
-        elif call.name in MULTIPLIES:
-            half = next((self._halves[id(one)] for one in call.args[:2] if id(one) in self._halves), None)
-            if half is not None:
-                self._scaled[id(result)] = half
-        elif call.name in _SUBTRACTS and len(call.args) > 1:
-            (whole, one), (other_whole, other) = (self._scaled.get(id(part), (0, -1)) for part in call.args[:2])
-            if whole == other_whole and (one, other) == (0, 1):
-                self._turned_halves.add(id(result))
-        if call.name in CUTS and isinstance(result, tuple | list) and call.divides_last:
-            if len(result) == 2 and result[0].shape == result[1].shape:
-                self._halves.update({id(half): (id(first), place) for place, half in enumerate(result)})
-        elif call.name == "stack" and isinstance(first, tuple | list) and isinstance(result, torch.Tensor):
-            halves = [self._halves.get(id(one), (0, -1)) for one in first]
-            dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
-            if dim in (-1, result.ndim - 1) and [place for _, place in halves] == [0, 1] and len({*dict(halves)}) == 1:
-                self._of_halves.add(id(result))
-        elif call.name in UNCHANGED and id(first) in self._of_halves:
-            self._of_halves.add(id(result))
+        pairs = None if rows is None else _pairs(rows)
+        if pairs is not None:
+            self._note(made, *pairs)
 
-    def _rotate_halves(self, call: Call) -> None:
-        """Note the result of CALL as negated, if CALL negates a tensor; or, if it concatenates or stacks tensors, the
-        rotary embedding that it shows.
-
-        If one of these tensors is negated and computed from weights (`cat((-x2, x1))`), the kind is "half" for a
-        concatenation, "interleaved" for a stack. If CALL concatenates, and one of them is computed from weights and is
-        the difference of two scaled halves (`_turned_halves`), it is "half". The kind is noted in `kind`, unless
-        there is one already, and in the facts of matrices (`_rotates`): with a negated tensor, of those that made any
-        of the tensors; with such a difference, only of those that made the difference.
+    def _note(self, made: Sequence[torch.Tensor], kind: str, width: int = 0) -> None:
+        """Note in the facts of the matrices that made the tensors MADE how rotary embeddings pair their outputs:
+        `rotary` becomes KIND ("half", "interleaved" or "unknown"), and `turned` WIDTH, the number of outputs of each
+        head that are rotated (0 if that is not known). `kind` becomes KIND, too. The first note that is not "unknown"
+        stays.
         """
-        if call.name in ("neg", "__neg__", "negative"):
-            self._negated.add(id(call.result))
-        joins = call.name == "stack" or call.name in JOINS
-        parts = call.args[0] if joins and call.args and isinstance(call.args[0], tuple | list) else ()
-        if any(id(part) in self._negated and self._learned(part) for part in parts):
-            kind = "interleaved" if call.name == "stack" else "half"
-            self.kind = self.kind or kind
-            for part in parts:
-                self._rotates(kind, part, sum(one.shape[-1] for one in parts))
-        for part in parts if call.name != "stack" else ():
-            if id(part) in self._turned_halves and self._learned(part):
-                self.kind = self.kind or "half"
-                self._rotates("half", part, 2 * part.shape[-1])
-
-    def _rotates(self, kind: str, value: Any, width: int = 0) -> None:
-        """Note in the facts of the matrices that made the tensor VALUE how rotary embeddings pair their outputs:
-        `rotary` becomes KIND ("half" or "interleaved"), and `turned` WIDTH, the number of outputs of each
-        head that are rotated (0 if that is not known). The first note for a matrix stays.
-        """
-        for key in self._made_by(value):
-            if key in self._uses and self._uses[key].facts.rotary is None:
+        if self.kind in (None, "unknown"):
+            self.kind = kind
+        for key in {key for one in made for key in self._made_by(one)}:
+            if key in self._uses and self._uses[key].facts.rotary in (None, "unknown"):
                 self._uses[key].facts.rotary, self._uses[key].facts.turned = kind, width
 
+    def _rows(self, value: torch.Tensor, known: _Known, depth: int = 0) -> torch.Tensor | None:
+        """Return which rows of the matrices that made VALUE each of its elements holds, one or two of them, as numbers
+        (see `_BASE`) in the sizes of VALUE. None if that is not known: an element may hold more than two, a call since
+        these matrices moved elements in an unknown way, or there are too many calls or elements. KNOWN gets the rows of
+        all tensors on the way.
+        """
+        if id(value) not in known:
+            call, place = self._from.get(id(value), (None, 0))
+            found = None
+            if call is not None and depth < _MOST_CALLS and value.numel() <= _MOST_ELEMENTS:
+                made = self._rows_made(call, known, depth + 1)
+                found = made[place] if isinstance(made, tuple | list) else made
+            known[id(value)] = found if found is not None and found.shape == value.shape else None
+        return known[id(value)]
 
-def _sorts_pairs(call: Call, before: torch.Tensor) -> bool:
-    """Return whether CALL, a permutation, moves neighbours of BEFORE, its first argument, into halves: it exchanges the
-    last two dimensions [pairs, 2]. False if BEFORE has fewer than four dimensions.
+    def _rows_made(self, call: Call, known: _Known, depth: int = 0) -> Any:
+        """Return the rows in the result of CALL as `_rows` does; for several results, those of each."""
+        if (call.name in PRODUCTS or call.name.startswith("conv")) and self._made_by(call.result):
+            return _numbered(call)
+        each = {id(one): self._rows(one, known, depth) for one in call.tensors if self._is_made(one)}
+        rows = {at: one for at, one in each.items() if one is not None}
+        if not rows or (len(rows) < len(each) and call.name not in MULTIPLIES | DIVIDES):
+            return None
+        try:
+            return _rows_after(call, rows)
+        except (RuntimeError, TypeError, IndexError):  # what torch refuses to do with rows
+            return None
+
+
+def _has_fractions(value: torch.Tensor) -> bool:
+    return bool(value.is_floating_point() or value.is_complex())
+
+
+def _numbered(call: Call) -> torch.Tensor | None:
+    """Return the number of the row that made each element of the result of CALL, a product or a convolution with a
+    matrix, in the form of `_BASE`. Of an einsum, the rows are all dimensions of its last tensor that the result has, in
+    the order of this tensor; None if its equation does not say which.
     """
-    if before.ndim < 4 or before.shape[-1] != 2:
-        return False
-    last = before.ndim - 1
-    return turned_to(call.name, call.args, before.ndim) == [*range(last - 1), last, last - 1]
+    sizes = call.result.shape
+    dim = 1 if call.name.startswith("conv") and len(sizes) > 2 else len(sizes) - 1
+    numbers = torch.arange(sizes[dim]).view(-1, *[1] * (len(sizes) - 1 - dim))
+    if call.name == "einsum":
+        letters, _, result = letters_of(call.args, call.tensors[-1])
+        kept = [one for one in letters if one in result]
+        if not kept or "." in result or len(result) != len(sizes):
+            return None
+        own = [sizes[result.index(one)] for one in kept]
+        numbers = torch.arange(torch.Size(own).numel()).view(own).permute([kept.index(x) for x in result if x in kept])
+        numbers = numbers.reshape([n if one in kept else 1 for one, n in zip(result, sizes, strict=True)])
+    return (numbers * _BASE + numbers).expand(sizes)
 
 
-def _half(args: Any, half: Any) -> int | None:
-    """Return which half of the last dimension a call of `__getitem__` with ARGS, (tensor, index), takes, with all of
-    the other dimensions: 0 for the first (`x[..., :n]`), 1 for the second. HALF is the result of the call. None if it
-    takes something else, if the last dimension has an odd size, or if the tensor has fewer than two dimensions.
+def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
+    """Return the rows in the result of CALL, or in each of its results, by ROWS, those in its tensors (by id; other
+    tensors hold none). None if an element would hold more than two, or if a tensor says where elements move to. A
+    function that is not known here counts as one of each element, if it keeps the sizes.
     """
-    tensor, index = args[0], args[1] if len(args) > 1 else None
-    last = index[-1] if isinstance(index, tuple) and index else None
-    size = tensor.shape[-1] if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else 0
-    if not isinstance(last, slice) or size % 2 or getattr(half, "shape", None) != (*tensor.shape[:-1], size // 2):
+    held = [rows[id(one)] for one in call.tensors if id(one) in rows]
+    if call.name in _MOVES:
+        takes = call.first if call.name in _STACKS else call.tensors if call.name.endswith("_as") else [call.first]
+        if len(takes) < len(call.tensors):
+            return None
+        return _again(call, {id(t): torch.full((), -1).expand(t.shape) for t in call.tensors} | dict(rows))
+    if call.name == "view_as_complex":
+        return _united(held[0][..., 0], held[0][..., 1])
+    if call.name == "view_as_real":
+        return held[0][..., None].expand(*held[0].shape, 2)
+    if call.name == "sum":
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        (dim,) = dim if isinstance(dim, tuple | list) else (dim,)
+        both = _united(*held[0].unbind(dim)) if held[0].shape[dim] == 2 else None
+        return both if both is None else both.reshape(call.result.shape)
+    if call.name in PRODUCTS:
+        return _summed(call, rows)
+    found = held[0]
+    for other in held[1:]:
+        both = _united(*torch.broadcast_tensors(found, other))
+        if both is None or (call.name not in _ADDS_UP and not torch.equal(both, found.expand_as(both))):
+            return None
+        found = both
+    return found.expand(call.result.shape)
+
+
+def _summed(call: Call, rows: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """Return the rows in the result of CALL, a product of a tensor that holds ROWS (by id) with one that holds none.
+    None if CALL does not sum over just one dimension of the former, with two elements.
+    """
+    place, one = next((place, one) for place, one in enumerate(call.values) if id(one) in rows)
+    dim = summed_dim(call, place, one)
+    if call.name == "einsum":
+        letters, _, result = letters_of(call.args, one)
+        (dim,) = [at for at, letter in enumerate(letters) if letter not in result] if len(letters) == one.ndim else [0]
+    if dim is None or one.shape[dim] != 2:
         return None
-    return {range(size // 2): 0, range(size // 2, size): 1}.get(range(size)[last])
+    both = torch.zeros_like(rows[id(one)]), torch.zeros_like(rows[id(one)])
+    for at, part in enumerate(both):
+        part.select(dim, at).copy_(rows[id(one)].select(dim, at))
+    ones = {id(t): torch.ones(t.shape, dtype=torch.int64) for t in call.tensors}
+    return _united(*(_again(call, ones | {id(one): part}) for part in both))
+
+
+def _again(call: Call, instead: Mapping[int, torch.Tensor]) -> Any:
+    """Return what the function of CALL gives with INSTEAD[id] in place of each of its tensors."""
+
+    def put(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return [*map(put, value)] if isinstance(value, list) else (*map(put, value),)
+        return instead[id(value)] if isinstance(value, torch.Tensor) else value
+
+    name = "reshape" if call.name == "view" else call.name
+    function = getattr(torch.Tensor, name, None) or getattr(torch, name)
+    return function(*put(call.args), **{name: put(value) for name, value in call.kwargs.items()})
+
+
+def _united(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """Return the rows that elements hold which are computed from the rows ONE and OTHER, of equal sizes; None if one of
+    them would hold more than two.
+    """
+    index = tuple(slice(1 if one.stride(d) == other.stride(d) == 0 else None) for d in range(one.ndim))
+    a, b = one[index], other[index]  # without what is repeated
+    ends = [a // _BASE, a % _BASE, b // _BASE, b % _BASE]
+    low, high = torch.minimum(ends[0], ends[2]), torch.maximum(ends[1], ends[3])
+    lone = (a < 0) | (b < 0)
+    if not all((lone | (end == low) | (end == high)).all() for end in ends):
+        return None
+    return torch.where(lone, torch.maximum(a, b), low * _BASE + high).expand(one.shape)
+
+
+def _pairs(rows: torch.Tensor) -> tuple[str, int] | None:
+    """Return (kind, width) of the pairs in ROWS: "interleaved" if all are two neighbours, "half" if all are equally far
+    apart, else "unknown", also if a row is the first of one pair and the second of another. Width is the number of rows
+    of each head in pairs: twice their distance for "half", 0 for "unknown". One pair of neighbours in each head, where
+    both are the same, counts as "half". None if no element holds two rows.
+    """
+    first, second = rows // _BASE, rows % _BASE
+    pairs = (rows >= 0) & (first != second)
+    if not pairs.any():
+        return None
+    apart = (second - first)[pairs].unique()
+    if len(apart) > 1 or torch.isin(first[pairs], second[pairs]).any():
+        return "unknown", 0
+    if apart[0] > 1 or (first[pairs].unique().diff() > 2).all():
+        return "half", 2 * int(apart[0])
+    width = 2
+    for dim in range(rows.ndim):
+        line = first.movedim(dim, 0).flatten(1)[:, 0].unique()  # along one dimension
+        width = max(width, 2 * len(line) if (line.diff() == 2).all() else 0)
+    return "interleaved", width
 
 
 __all__ = ["Rotary"]

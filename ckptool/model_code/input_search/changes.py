@@ -29,13 +29,13 @@ def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
     weight = args[1] if len(args) > 1 else None
     if name == "embedding" and floats and weight is not None:
         table = weight if x is None or (weight.ndim == 2 and weight.is_floating_point()) else x
-        yield from _as_tokens(replace(one, high=len(table)), stop)
+        yield from _as_tokens(replace(one, high=len(table)))
     if re.search(
         r"scalar types?: Long|must be long|index tensor|be int|expected.*(Long|Int)\b.*(Float|Double)"
         r"|indices.*(integer|Long)|Long but found Float|slice indices|dtype int64|to be an integer|only integer",
         said,
     ):
-        yield from _as_tokens(one, stop) if floats else ()
+        yield from _as_tokens(one) if floats else ()
         return
     if name == "embedding" and weight is not None:
         high = weight.shape[0]
@@ -113,7 +113,7 @@ def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
                     yield replace(one, shape=(one.shape[0], n, *one.shape[2:]))
 
 
-def _as_tokens(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
+def _as_tokens(one: InputSpec) -> Iterator[InputSpec]:
     high = one.high or 4
     for shape in dict.fromkeys((one.shape[:2], one.shape[:1], one.shape, (*one.shape[:2], 2))):
         yield InputSpec("int64", shape, high)

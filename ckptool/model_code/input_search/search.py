@@ -96,8 +96,9 @@ def _searched(
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
     wanted = len({id(p) for p in model.parameters()})
-    for turn in range(_TRIES):
-        if not waiting or time.thread_time() > until or (partial and since > _LONGER):
+    tries = 0
+    for turn in itertools.count():
+        if tries == _TRIES or not waiting or time.thread_time() > until or (partial and since > _LONGER):
             break
         since += bool(partial)
         if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
@@ -108,9 +109,10 @@ def _searched(
             _, rank, spec = waiting[number]
         else:
             _, rank, number, spec = heapq.heappop(queue)
-            if number not in waiting:
+            if number not in waiting:  # it was tried out of turn
                 continue
         del waiting[number]
+        tries += 1
         if _kind(spec) in tried:
             tried[_kind(spec)] += 1
         done = attempt(model, spec, shortcut)

@@ -99,7 +99,7 @@ def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None
             have = x.shape[-1] if name in ("layer_norm", "rms_norm") else x.shape[1 if x.ndim > 1 else 0]
             found.append((have, width))
         elif name in ("matmul", "__matmul__", "mm", "bmm", "addmm", "__rmatmul__") and x.ndim and weight.ndim:
-            a, b = (args_ for args_ in [a for a in flat(stop.args) if isinstance(a, torch.Tensor)][-2:])
+            a, b = [one for one in flat(stop.args) if isinstance(one, torch.Tensor)][-2:]
             inner = b.shape[-2] if b.ndim > 1 else b.shape[-1]
             found += [(a.shape[-1], inner), (inner, a.shape[-1])]
             if a.ndim > 2 and b.ndim > 2 and a.shape[0] != b.shape[0]:
