@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.matching.counting import counted, direction, turned
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
+NORM, STATISTICS = ("weight", "bias"), ("weight", "bias", "running_mean", "running_var")
 
 
 @given(st.lists(st.integers(0, 99), min_size=3, max_size=9, unique=True), st.data())
@@ -205,9 +206,9 @@ def test_layers_of_equal_sizes_are_counted_as_the_two_other_series_in_their_list
         ours[f"flow{level}_up.weight"] = (2, 2, 4, 4)
         own |= {f"refine.{step}.flow.weight": (2, 10 + step, 3, 3), f"refine.{step}.wider.weight": (2, 2, 4, 4)}
         own[f"refine.{step}.features.weight"] = (10 + step, 4, 4, 4)
-    found = pairing(port(signature(ours), wanted(own)))
+    made = pairing(port(signature(ours), wanted(own)))
     expected = [f"flow{6 - step if turned else step + 3}_up.weight" for step in range(4)]
-    assert [found[f"refine.{step}.wider.weight"] for step in range(4)] == expected
+    assert [made[f"refine.{step}.wider.weight"] for step in range(4)] == expected
 
 
 def test_one_counter_for_all_layers_counts_in_the_order_of_use_through_several_lists() -> None:
@@ -246,3 +247,14 @@ def test_norms_that_a_file_counts_through_go_by_use_also_where_the_model_has_the
     assert {entry.status for entry in mapping.entries} == {"mapped"}
     assert pairing(mapping)["encoder.bn2.weight"] == "batch_normalization_1.gamma"
     assert pairing(mapping)["decoder.bn1.running_var"] == "batch_normalization_2.moving_variance"
+
+
+@pytest.mark.parametrize("first", ["1", "first", "one"])
+def test_a_list_whose_first_number_is_a_word_is_counted_as_one_of_numbers(first: str) -> None:
+    source: Shapes = {"stem.0.weight": (8, 7), **{f"layer{n}.weight": (8, 8) for n in (1, 2, 3)}, "out.weight": (3, 8)}
+    target: Shapes = {"blocks.0.weight": (8, 7), **{f"conv_{n}.weight": (8, 8) for n in (first, 2, 3)}}
+    target |= {"head.weight": (3, 8)}
+    for model in (wanted(target), wanted(target, used=target)):
+        mapping = port(signature(source), model)
+        assert pairing(mapping) == dict(zip(target, source, strict=True))
+        assert not mapping.having("guessed")

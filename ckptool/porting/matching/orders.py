@@ -132,8 +132,8 @@ class Orders:
 
     def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
-        of them) from the other end: from one pair to the next, the number of the target in that list rises, and the
-        number of the source in its outermost list falls.
+        of them that is in a list) from the other end: from one pair to the next, the number of the target in that list
+        rises, and the number of the source in its outermost list falls.
 
         Only pairs with the target in that list are looked at. If those of them with the source in the outermost list
         around SOURCES (around the first) show how it is counted, they alone decide. Else all outermost lists of the
@@ -141,14 +141,15 @@ class Orders:
         (series of the target, series of the source). False if TARGETS have fewer than two numbers in their outermost
         lists.
         """
-        if len({rows(t.path)[0][1] for t in targets if rows(t.path)}) < 2:
+        inside = [around[0] for t in targets if (around := rows(t.path))]  # without `conv_first` beside `conv_2`
+        if len({number for _, number in inside}) < 2:
             return False
-        around, own_list = rows(targets[0].path)[:1], {row for row, _ in rows(sources[0].path)[:1]}
+        own_list = {row for row, _ in rows(sources[0].path)[:1]}
         members: dict[str, set[tuple[int, int]]] = defaultdict(set)
         couples: dict[str, set[tuple[Hashable, Hashable]]] = defaultdict(set)
         for t, s in self.cells.pairs():
             own, other = rows(t.path), rows(s.path)
-            if own and other and own[0][0] == around[0][0]:
+            if own and other and own[0][0] == inside[0][0]:
                 members[other[0][0]].add((own[0][1], other[0][1]))
                 couples[other[0][0]].add((series(t), series(s)))
         ways = {
