@@ -258,3 +258,17 @@ def test_a_list_whose_first_number_is_a_word_is_counted_as_one_of_numbers(first:
         mapping = port(signature(source), model)
         assert pairing(mapping) == dict(zip(target, source, strict=True))
         assert not mapping.having("guessed")
+
+
+@pytest.mark.parametrize("norm", ["fc1", "k2", "norm"])
+def test_a_list_is_counted_as_pairs_of_that_list_show_and_not_as_one_with_a_number_more(norm: str) -> None:
+    """`fc1` is no member of the list of `fc`."""
+    roles = {"q": NORM, "fc": NORM, "k": NORM, norm: STATISTICS}
+    sizes = dict(enumerate((8, 16, 32, 64), 1))
+    source: Shapes = {f"b.{name}s.{n}.{role}": (8,) for name in roles for n in sizes for role in roles[name]}
+    target: Shapes = {
+        f"up.{size}.blk.{name}.{role}": (8,) for size in sizes.values() for name in roles for role in roles[name]
+    }
+    made = pairing(port(signature(source), wanted(target)))
+    for n, size in sizes.items():
+        assert made[f"up.{size}.blk.{norm}.weight"] == f"b.{norm}s.{n}.weight"

@@ -21,6 +21,7 @@ from .series import common
 from .units import (
     SOME,
     Pair,
+    Path,
     Unit,
     block_of,
     label_of,
@@ -123,12 +124,12 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return (numbers of the target, numbers of the source) for each decided pair, of any shape, whose paths
-        without digits and words such as "first" (`series`) are those of TARGET and SOURCE: `h.3.fc` counts for
-        `h.5.fc1`.
+        """Return (numbers of the target, numbers of the source) for each decided pair, of any shape, that has as many
+        numbers on each side as TARGET and SOURCE, and whose paths without digits and words such as "first" (`series`)
+        are those of TARGET and SOURCE: `h.3.fc2` counts for `h.5.fc1`, and `h.3.fc` does not.
         """
-        both = series(target), series(source)
-        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
+        both = _counted_in(target), _counted_in(source)
+        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (_counted_in(t), _counted_in(s)) == both]
 
     def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
@@ -614,6 +615,11 @@ def _counted_as_stored(sources: list[Unit]) -> bool:
         return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
     return all(a < b for a, b in pairwise(stored))
+
+
+def _counted_in(unit: Unit) -> tuple[Path, int]:
+    """Return (the path of UNIT without numbers, how many numbers it has), equal for members of one list."""
+    return series(unit), len(unit.numbers)
 
 
 def _of_one_series(units: list[Unit]) -> bool:
