@@ -272,3 +272,24 @@ def test_a_list_is_counted_as_pairs_of_that_list_show_and_not_as_one_with_a_numb
     made = pairing(port(signature(source), wanted(target)))
     for n, size in sizes.items():
         assert made[f"up.{size}.blk.{norm}.weight"] == f"b.{norm}s.{n}.weight"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts"),
+    [
+        ([f"up.{n}.blk" for n in (8, 16, 32, 64)], {"attn": NORM, "k": STATISTICS, "q": NORM, "norm": STATISTICS}),
+        (["first.1", "second.1"], {"attn": STATISTICS, "conv": NORM, "q": STATISTICS}),
+    ],
+    ids=["sizes", "words"],
+)
+def test_a_norm_beside_no_layer_with_a_matrix_is_not_known_by_the_one_beside_it_in_silence(
+    blocks: list[str], parts: dict[str, tuple[str, ...]]
+) -> None:
+    """In the file, the last of a list is before the first of the next list; in the model, two parts of a block are."""
+    source: Shapes = {f"m.{part}.{n}.{r}": (8,) for part in parts for n in range(len(blocks)) for r in parts[part]}
+    target: Shapes = {f"{block}.{part}.{role}": (8,) for block in blocks for part in parts for role in parts[part]}
+    mapping = port(signature(source), wanted(target))
+    for n, block in enumerate(blocks):
+        for part in parts:
+            entry = found(mapping, f"{block}.{part}.weight")
+            assert entry.status == "guessed" or str(entry.expr) == f"m.{part}.{n}.weight"

@@ -305,7 +305,7 @@ class Orders:
         """
         weak = self.sequences.credit_of(name) < _LITTLE
         alone = weak and not self._corroborated(*pairs[0], targets, sources)
-        found = self._against(*pairs[0], targets, sources) if alone else None
+        found = self._against(name, *pairs[0], targets, sources) if alone else None
         if found is None and len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return found
@@ -460,26 +460,36 @@ class Orders:
             return None
         if self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
-        return self._against(t, s, targets, sources)
+        return self._against(name, t, s, targets, sources)
 
-    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about the pair of T and S, of the cell TARGETS, SOURCES: ORDERS_DIFFER if even the best
-        order agrees on both sides to less than 60 percent (`Sequences.best_credit`); else ORDER_SPEAKS_FOR_ANOTHER if
-        an order gives T another rank among TARGETS than S among SOURCES.
+    def _against(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
+        """Return the question about the pair of T and S, which the order NAME made of the cell TARGETS, SOURCES:
+        ORDERS_DIFFER if even the best order agrees on both sides to less than 60 percent (`Sequences.best_credit`);
+        else ORDER_SPEAKS_FOR_ANOTHER if an order gives T another rank among TARGETS than S among SOURCES.
 
-        None if neither is so, if TARGETS and SOURCES are not equally many, or if all TARGETS are batch norms. It is for
-        a pair that nothing corroborates (`_corroborated`).
+        None if neither is so, if TARGETS and SOURCES are not equally many, or if all TARGETS are batch norms, and T is
+        beside a layer that it may belong to (`_beside_a_matrix`). It is for a pair that nothing corroborates
+        (`_corroborated`).
         """
-        if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
+        norms = all("running_var" in u.pieces for u in targets)
+        if len(targets) != len(sources) or (norms and self._beside_a_matrix(name, t)):
             return None
         if self.sequences.best_credit() < _LITTLE:
             return ask(Reason.ORDERS_DIFFER)
-        for name, *_ in self.sequences.all():
-            in_target, in_source = self._places_in(name)
+        for order, *_ in self.sequences.all():
+            in_target, in_source = self._places_in(order)
             own, theirs = _rank_of(t, targets, in_target), _rank_of(s, sources, in_source)
             if own is not None and theirs is not None and own != theirs:
-                return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, name)
+                return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, order)
         return None
+
+    def _beside_a_matrix(self, name: str, t: Unit) -> bool:
+        """Return whether the main tensor of the unit directly before or after T, in the order NAME, is a matrix or has
+        more dimensions.
+        """
+        units = next(own for other, own, _ in self.sequences.all() if other == name)
+        beside = [around.get(id(t)) for around in self.sequences.neighbours(units)]
+        return any(isinstance(unit, Unit) and len(unit.main.shape) > 1 for unit in beside)
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether names or numbers speak for the pair of T and S, of the cell TARGETS, SOURCES. One of two is
