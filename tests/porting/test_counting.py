@@ -40,6 +40,12 @@ def test_what_is_known_may_exclude_both_ends() -> None:
     assert direction([((1, 5), (2, 4)), ((1, 5), (3, 6))]) == 0
 
 
+@given(*[st.tuples(st.integers(0, 3), st.integers(0, 3))] * 2)
+def test_two_members_show_one_way_of_counting_whichever_comes_first(a: tuple[int, int], b: tuple[int, int]) -> None:
+    assert direction([(a, b)]) == direction([(b, a)])
+    assert direction([(a, b)]) < 1 or (a < b) == (a[1] < b[1])
+
+
 def test_contents_show_that_a_list_is_turned_only_where_they_are_not_the_same_both_ways() -> None:
     assert turned({0: "a", 1: "b", 2: "b"}, {5: "b", 6: "b", 7: "a"})
     assert not turned({0: "a", 1: "b", 2: "a"}, {0: "a", 1: "b", 2: "a"})
