@@ -145,9 +145,9 @@ def rows(path: Sequence[str]) -> list[tuple[Row, int]]:
     return [(text[: found.start()], int(found[0])) for found in NUMBER.finditer(text)]
 
 
-def row_of(one: Unit, other: Unit) -> Row:
-    """Return the beginning of the paths of ONE and OTHER before the first number in which they differ, "" if there is
-    none. The paths are equal apart from numbers.
+def row_of(one: Unit, other: Unit) -> Row | None:
+    """Return the beginning of the paths of ONE and OTHER before the first number in which they differ, which is "" in
+    the outermost list (`0.conv`); None if no number differs. The paths are equal apart from numbers.
     """
     both = zip(rows(one.path), rows(other.path), strict=False)
-    return next((row for (row, number), (_, place) in both if number != place), "")
+    return next((row for (row, number), (_, place) in both if number != place), None)

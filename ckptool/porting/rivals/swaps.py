@@ -215,18 +215,20 @@ class Swaps:
         """Return whether the pairs without a doubt at the start show that both sides count the members of the list that
         holds ONE and OTHER from the same end (`directions`). False if they show opposite ends, or nothing.
         """
-        return self._ways.get((row_of(one[0], other[0]), row_of(one[1], other[1])), 0) > 0
+        own, theirs = row_of(one[0], other[0]), row_of(one[1], other[1])
+        return own is not None and theirs is not None and self._ways.get((own, theirs), 0) > 0
 
     def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
         """Return whether ONE and OTHER are in lists with equally many members on both sides, and the model runs their
-        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`). False if the two targets
-        are not in one list, or if it is not known when the model runs them.
+        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`). False if the numbers of
+        a side do not differ, or if it is not known when the model runs the targets.
         """
         (t, t2), (s, s2) = zip(one, other, strict=True)
         own, theirs = row_of(t, t2), row_of(s, s2)
-        if None in (t.used, t2.used) or not own or len(self._members[0][own]) != len(self._members[1][theirs]):
+        if own is None or theirs is None or t.used is None or t2.used is None:
             return False
-        return ((t.used or 0.0) < (t2.used or 0.0)) == (t.numbers < t2.numbers)
+        counted = len(self._members[0][own]) == len(self._members[1][theirs])
+        return counted and (t.used < t2.used) == (t.numbers < t2.numbers)
 
     def _counts_through(self, pair: Pair) -> bool:
         """Return whether the source of PAIR is in a list that goes through several towers of the model
