@@ -49,20 +49,20 @@ class Swaps:
         self.loose = max(places, default=1.0) < BELIEVED
         self.contents = Contents(matching)
         self._followed = sequences.traced and sequences.source_traced
-        self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
-        self._rows: dict[_Row, list[Pair]] = defaultdict(list)
         self._ways = directions([pair for pair in self.pairs if not pair[0].doubts])
         self._members: tuple[dict[str, set[int]], ...] = (defaultdict(set), defaultdict(set))
         for pair in self.pairs:
-            self._rows[series(pair[1])].append(pair)
             for members, unit in zip(self._members, pair, strict=True):
                 for row, number in rows(unit.path):
                     members[row].add(number)
         self.see_pairs()
 
     def see_pairs(self) -> None:
-        """Update the evidence of parallel branches, and of modules that run as a whole, after pairs have changed."""
+        """Update the evidence of parallel branches, of modules that run as a whole, and of lists that go through
+        several towers, after pairs have changed.
+        """
+        self._in_turn: dict[_Row, bool] = {}
         self.contents.see_runs(self.pairs)
         votes = {order.name: (order.vote, order.place) for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
@@ -236,7 +236,7 @@ class Swaps:
         """
         row = series(pair[1])
         if row not in self._in_turn:
-            self._in_turn[row] = _goes_through_towers(self._rows[row])
+            self._in_turn[row] = _goes_through_towers([both for both in self.pairs if series(both[1]) == row])
         return self._in_turn[row]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
