@@ -109,7 +109,7 @@ class Orders:
         if self.sequences.traced and counts and in_turn and len(lists) > 1:
             return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
-        if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
+        if ranks is None or not _of_one_series(targets) or not _of_one_series(sources):
             return ranks
         known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
@@ -194,7 +194,7 @@ class Orders:
             return False
         if self.sequences.traced:
             used = sorted(targets, key=lambda u: (u.used is None, u.used or 0.0))
-        elif len({series(u) for u in targets}) > 1:
+        elif not _of_one_series(targets):
             used = sorted(targets, key=lambda u: u.order)
         else:
             return False
@@ -316,7 +316,7 @@ class Orders:
         `id` of a unit -> rank of its number.
         """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
-        return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
+        return used == sorted(used) and _of_one_series(targets) and _of_one_series(sources)
 
     def by_chain(self) -> bool:
         """Make a pair of a target T and a source S of one cell that have the same place in an order: T is directly
