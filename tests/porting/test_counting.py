@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.matching.counting import counted, direction, turned
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
+NORM, STATISTICS = ("weight", "bias"), ("weight", "bias", "running_mean", "running_var")
 
 
 @given(st.lists(st.integers(0, 99), min_size=3, max_size=9, unique=True), st.data())
@@ -37,6 +38,12 @@ def test_what_is_known_may_exclude_both_ends() -> None:
     assert counted([5], [5, 6], [(1, 3), (2, 2)]) == -1
     assert direction([]) == 0
     assert direction([((1, 5), (2, 4)), ((1, 5), (3, 6))]) == 0
+
+
+@given(*[st.tuples(st.integers(0, 3), st.integers(0, 3))] * 2)
+def test_two_members_show_one_way_of_counting_whichever_comes_first(a: tuple[int, int], b: tuple[int, int]) -> None:
+    assert direction([(a, b)]) == direction([(b, a)])
+    assert direction([(a, b)]) < 1 or (a < b) == (a[1] < b[1])
 
 
 def test_contents_show_that_a_list_is_turned_only_where_they_are_not_the_same_both_ways() -> None:
@@ -205,9 +212,9 @@ def test_layers_of_equal_sizes_are_counted_as_the_two_other_series_in_their_list
         ours[f"flow{level}_up.weight"] = (2, 2, 4, 4)
         own |= {f"refine.{step}.flow.weight": (2, 10 + step, 3, 3), f"refine.{step}.wider.weight": (2, 2, 4, 4)}
         own[f"refine.{step}.features.weight"] = (10 + step, 4, 4, 4)
-    found = pairing(port(signature(ours), wanted(own)))
+    made = pairing(port(signature(ours), wanted(own)))
     expected = [f"flow{6 - step if turned else step + 3}_up.weight" for step in range(4)]
-    assert [found[f"refine.{step}.wider.weight"] for step in range(4)] == expected
+    assert [made[f"refine.{step}.wider.weight"] for step in range(4)] == expected
 
 
 def test_one_counter_for_all_layers_counts_in_the_order_of_use_through_several_lists() -> None:
@@ -246,3 +253,49 @@ def test_norms_that_a_file_counts_through_go_by_use_also_where_the_model_has_the
     assert {entry.status for entry in mapping.entries} == {"mapped"}
     assert pairing(mapping)["encoder.bn2.weight"] == "batch_normalization_1.gamma"
     assert pairing(mapping)["decoder.bn1.running_var"] == "batch_normalization_2.moving_variance"
+
+
+@pytest.mark.parametrize("first", ["1", "first", "one"])
+def test_a_list_whose_first_number_is_a_word_is_counted_as_one_of_numbers(first: str) -> None:
+    source: Shapes = {"stem.0.weight": (8, 7), **{f"layer{n}.weight": (8, 8) for n in (1, 2, 3)}, "out.weight": (3, 8)}
+    target: Shapes = {"blocks.0.weight": (8, 7), **{f"conv_{n}.weight": (8, 8) for n in (first, 2, 3)}}
+    target |= {"head.weight": (3, 8)}
+    for model in (wanted(target), wanted(target, used=target)):
+        mapping = port(signature(source), model)
+        assert pairing(mapping) == dict(zip(target, source, strict=True))
+        assert not mapping.having("guessed")
+
+
+@pytest.mark.parametrize("norm", ["fc1", "k2", "norm"])
+def test_a_list_is_counted_as_pairs_of_that_list_show_and_not_as_one_with_a_number_more(norm: str) -> None:
+    """`fc1` is no member of the list of `fc`."""
+    roles = {"q": NORM, "fc": NORM, "k": NORM, norm: STATISTICS}
+    sizes = dict(enumerate((8, 16, 32, 64), 1))
+    source: Shapes = {f"b.{name}s.{n}.{role}": (8,) for name in roles for n in sizes for role in roles[name]}
+    target: Shapes = {
+        f"up.{size}.blk.{name}.{role}": (8,) for size in sizes.values() for name in roles for role in roles[name]
+    }
+    made = pairing(port(signature(source), wanted(target)))
+    for n, size in sizes.items():
+        assert made[f"up.{size}.blk.{norm}.weight"] == f"b.{norm}s.{n}.weight"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts"),
+    [
+        ([f"up.{n}.blk" for n in (8, 16, 32, 64)], {"attn": NORM, "k": STATISTICS, "q": NORM, "norm": STATISTICS}),
+        (["first.1", "second.1"], {"attn": STATISTICS, "conv": NORM, "q": STATISTICS}),
+    ],
+    ids=["sizes", "words"],
+)
+def test_a_norm_beside_no_layer_with_a_matrix_is_not_known_by_the_one_beside_it_in_silence(
+    blocks: list[str], parts: dict[str, tuple[str, ...]]
+) -> None:
+    """In the file, the last of a list is before the first of the next list; in the model, two parts of a block are."""
+    source: Shapes = {f"m.{part}.{n}.{r}": (8,) for part in parts for n in range(len(blocks)) for r in parts[part]}
+    target: Shapes = {f"{block}.{part}.{role}": (8,) for block in blocks for part in parts for role in parts[part]}
+    mapping = port(signature(source), wanted(target))
+    for n, block in enumerate(blocks):
+        for part in parts:
+            entry = found(mapping, f"{block}.{part}.weight")
+            assert entry.status == "guessed" or str(entry.expr) == f"m.{part}.{n}.weight"

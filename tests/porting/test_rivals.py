@@ -371,6 +371,17 @@ def test_numbers_with_gaps_count_parallel_layers_if_the_model_runs_them_in_that_
         assert status == "guessed" or str(entry.expr) == f"head.{kind}.0.weight"
 
 
+@pytest.mark.parametrize("around", ["", "net."])
+def test_the_outermost_list_counts_parallel_layers_as_one_inside_of_a_module_does(around: str) -> None:
+    source = {f"layers.stride{n}.mix.weight": (8, 8) for n in (8, 16, 32)}
+    target = {f"{around}{n}.conv.weight": (8, 8) for n in range(3)}
+    model = wanted(target, used=target)
+    beside = {key: replace(e, facts=Facts(flow=Flow(at, 0))) for at, (key, e) in enumerate(model.entries.items())}
+    mapping = port(signature(source), replace(model, entries=beside))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    assert not mapping.having("guessed")
+
+
 HEADS = {"box": (4, 16), "score": (1, 16), "kind": (7, 16)}
 
 

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from sides import found, pairing, signature, wanted
 
+from ckptool.porting.forms.canonical import canonical
+from ckptool.porting.matching.match import Matching
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
+from ckptool.porting.rivals.spare import doubt_beside_spares
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -167,3 +171,25 @@ def test_which_of_two_stacks_of_experts_is_meant_is_a_question(first: str) -> No
     mapping = port(signature(source), wanted(target, used=target))
     assert {entry.status for entry in mapping.entries} == {"guessed"}
     assert {reason for entry in mapping.entries for reason in reasons(entry)} == {"SPARE_BESIDE"}
+
+
+@pytest.mark.parametrize("names", [("fc1", "fc2"), ("fc", "fc2"), ("fc_1", "fc_2")])
+def test_of_two_layers_that_differ_in_a_number_only_the_first_is_no_worse(names: tuple[str, str]) -> None:
+    source = layer("net.stem", 8, 5) | layer(f"net.{names[0]}", 8, 8) | layer(f"net.{names[1]}", 8, 8)
+    target = layer("body.enter", 8, 5) | layer("body.fc", 8, 8)
+    entry = found(port(signature(source), wanted(target, used=target)), "body.fc.weight")
+    assert (str(entry.expr), entry.status) == (f"net.{names[0]}.weight", "guessed")
+    assert [str(o) for question in entry.questions for o in question.options] == [f"net.{names[1]}.weight"]
+
+
+def test_what_was_taken_from_beside_a_layer_is_free_no_more_and_what_it_replaces_is_free() -> None:
+    source = {f"n.{name}.weight": (8, 8) for name in ("fc1", "other", "last", "fc2")}
+    target = {f"m.{name}.weight": (8, 8) for name in ("alpha", "beta", "gamma")}
+    sources, targets = map(units_of, canonical(signature(source), wanted(target)))
+    matching = Matching([*zip(targets, sources, strict=False)], [], sources[3:], [])
+    doubt_beside_spares(matching)
+    taken = {s.last for _, s in matching.pairs}
+    assert taken == {"fc1", "fc2", "last"}
+    assert [unit.last for unit in matching.free_sources] == ["other"]
+    asked = {option.last for question in targets[2].questions for option in question.options}
+    assert asked == {"other"}

@@ -34,10 +34,10 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
     else 0. A couple is two members, each (number in the target's list, number in the source's list); those with equal
     numbers in the target's list do not count. 0 if no couple counts.
 
-    Two members with equal numbers in the source's list, but not in the target's, count as in opposite orders if the
-    member with the smaller number in the target's list comes first in the couple, else as in one order.
+    Two members with equal numbers in the source's list, but not in the target's, count as in opposite orders: the
+    numbers of two such lists do not correspond, and in opposite orders, equal numbers are no evidence.
     """
-    up = {(a[0] < b[0]) == (a[1] < b[1]) for a, b in couples if a[0] != b[0]}  # type: ignore[operator]
+    up = {a[1] < b[1] for a, b in map(sorted, couples) if a[0] != b[0]}  # type: ignore[operator]
     return 0 if len(up) != 1 else 1 if up == {True} else -1
 
 
@@ -145,9 +145,9 @@ def rows(path: Sequence[str]) -> list[tuple[Row, int]]:
     return [(text[: found.start()], int(found[0])) for found in NUMBER.finditer(text)]
 
 
-def row_of(one: Unit, other: Unit) -> Row:
-    """Return the beginning of the paths of ONE and OTHER before the first number in which they differ, "" if there is
-    none. The paths are equal apart from numbers.
+def row_of(one: Unit, other: Unit) -> Row | None:
+    """Return the beginning of the paths of ONE and OTHER before the first number in which they differ, which is "" in
+    the outermost list (`0.conv`); None if no number differs. The paths are equal apart from numbers.
     """
     both = zip(rows(one.path), rows(other.path), strict=False)
-    return next((row for (row, number), (_, place) in both if number != place), "")
+    return next((row for (row, number), (_, place) in both if number != place), None)

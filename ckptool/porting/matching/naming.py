@@ -318,8 +318,8 @@ class Naming:
         `r_w_bias`, `r_r_bias` and `word_bias`, `rel_bias`. Return whether any cell was split.
         """
         changed = False
-        for targets, sources in self.cells.open():
-            if not 2 <= len(targets) == len(sources) <= 8:
+        for targets, sources in self.cells.even():
+            if len(targets) > 8:
                 continue
             words = {**_telling_words(targets), **_telling_words(sources)}
             sides = [[words.get(id(unit), "") for unit in side] for side in (targets, sources)]

@@ -21,6 +21,7 @@ from .series import common
 from .units import (
     SOME,
     Pair,
+    Path,
     Unit,
     block_of,
     label_of,
@@ -108,7 +109,7 @@ class Orders:
         if self.sequences.traced and counts and in_turn and len(lists) > 1:
             return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
-        if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
+        if ranks is None or not _of_one_series(targets) or not _of_one_series(sources):
             return ranks
         known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
@@ -123,17 +124,17 @@ class Orders:
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return (numbers of the target, numbers of the source) for each decided pair, of any shape, whose paths
-        without digits and words such as "first" (`series`) are those of TARGET and SOURCE: `h.3.fc` counts for
-        `h.5.fc1`.
+        """Return (numbers of the target, numbers of the source) for each decided pair, of any shape, that has as many
+        numbers on each side as TARGET and SOURCE, and whose paths without digits and words such as "first" (`series`)
+        are those of TARGET and SOURCE: `h.3.fc2` counts for `h.5.fc1`, and `h.3.fc` does not.
         """
-        both = series(target), series(source)
-        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (series(t), series(s)) == both]
+        both = _counted_in(target), _counted_in(source)
+        return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (_counted_in(t), _counted_in(s)) == both]
 
     def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first
-        of them) from the other end: from one pair to the next, the number of the target in that list rises, and the
-        number of the source in its outermost list falls.
+        of them that is in a list) from the other end: from one pair to the next, the number of the target in that list
+        rises, and the number of the source in its outermost list falls.
 
         Only pairs with the target in that list are looked at. If those of them with the source in the outermost list
         around SOURCES (around the first) show how it is counted, they alone decide. Else all outermost lists of the
@@ -141,14 +142,15 @@ class Orders:
         (series of the target, series of the source). False if TARGETS have fewer than two numbers in their outermost
         lists.
         """
-        if len({rows(t.path)[0][1] for t in targets if rows(t.path)}) < 2:
+        inside = [around[0] for t in targets if (around := rows(t.path))]  # without `conv_first` beside `conv_2`
+        if len({number for _, number in inside}) < 2:
             return False
-        around, own_list = rows(targets[0].path)[:1], {row for row, _ in rows(sources[0].path)[:1]}
+        own_list = {row for row, _ in rows(sources[0].path)[:1]}
         members: dict[str, set[tuple[int, int]]] = defaultdict(set)
         couples: dict[str, set[tuple[Hashable, Hashable]]] = defaultdict(set)
         for t, s in self.cells.pairs():
             own, other = rows(t.path), rows(s.path)
-            if own and other and own[0][0] == around[0][0]:
+            if own and other and own[0][0] == inside[0][0]:
                 members[other[0][0]].add((own[0][1], other[0][1]))
                 couples[other[0][0]].add((series(t), series(s)))
         ways = {
@@ -192,7 +194,7 @@ class Orders:
             return False
         if self.sequences.traced:
             used = sorted(targets, key=lambda u: (u.used is None, u.used or 0.0))
-        elif len({series(u) for u in targets}) > 1:
+        elif not _of_one_series(targets):
             used = sorted(targets, key=lambda u: u.order)
         else:
             return False
@@ -303,7 +305,7 @@ class Orders:
         """
         weak = self.sequences.credit_of(name) < _LITTLE
         alone = weak and not self._corroborated(*pairs[0], targets, sources)
-        found = self._against(*pairs[0], targets, sources) if alone else None
+        found = self._against(name, *pairs[0], targets, sources) if alone else None
         if found is None and len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return found
@@ -314,7 +316,7 @@ class Orders:
         `id` of a unit -> rank of its number.
         """
         used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
-        return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
+        return used == sorted(used) and _of_one_series(targets) and _of_one_series(sources)
 
     def by_chain(self) -> bool:
         """Make a pair of a target T and a source S of one cell that have the same place in an order: T is directly
@@ -458,26 +460,36 @@ class Orders:
             return None
         if self._agreement(name, targets, sources) < _ORDERED:
             return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
-        return self._against(t, s, targets, sources)
+        return self._against(name, t, s, targets, sources)
 
-    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
-        """Return the question about the pair of T and S, of the cell TARGETS, SOURCES: ORDERS_DIFFER if even the best
-        order agrees on both sides to less than 60 percent (`Sequences.best_credit`); else ORDER_SPEAKS_FOR_ANOTHER if
-        an order gives T another rank among TARGETS than S among SOURCES.
+    def _against(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
+        """Return the question about the pair of T and S, which the order NAME made of the cell TARGETS, SOURCES:
+        ORDERS_DIFFER if even the best order agrees on both sides to less than 60 percent (`Sequences.best_credit`);
+        else ORDER_SPEAKS_FOR_ANOTHER if an order gives T another rank among TARGETS than S among SOURCES.
 
-        None if neither is so, if TARGETS and SOURCES are not equally many, or if all TARGETS are batch norms. It is for
-        a pair that nothing corroborates (`_corroborated`).
+        None if neither is so, if TARGETS and SOURCES are not equally many, or if all TARGETS are batch norms, and T is
+        beside a layer that it may belong to (`_beside_a_matrix`). It is for a pair that nothing corroborates
+        (`_corroborated`).
         """
-        if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
+        norms = all("running_var" in u.pieces for u in targets)
+        if len(targets) != len(sources) or (norms and self._beside_a_matrix(name, t)):
             return None
         if self.sequences.best_credit() < _LITTLE:
             return ask(Reason.ORDERS_DIFFER)
-        for name, *_ in self.sequences.all():
-            in_target, in_source = self._places_in(name)
+        for order, *_ in self.sequences.all():
+            in_target, in_source = self._places_in(order)
             own, theirs = _rank_of(t, targets, in_target), _rank_of(s, sources, in_source)
             if own is not None and theirs is not None and own != theirs:
-                return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, name)
+                return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, order)
         return None
+
+    def _beside_a_matrix(self, name: str, t: Unit) -> bool:
+        """Return whether the main tensor of the unit directly before or after T, in the order NAME, is a matrix or has
+        more dimensions.
+        """
+        units = next(own for other, own, _ in self.sequences.all() if other == name)
+        beside = [around.get(id(t)) for around in self.sequences.neighbours(units)]
+        return any(isinstance(unit, Unit) and len(unit.main.shape) > 1 for unit in beside)
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether names or numbers speak for the pair of T and S, of the cell TARGETS, SOURCES. One of two is
@@ -613,6 +625,11 @@ def _counted_as_stored(sources: list[Unit]) -> bool:
         return False
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
     return all(a < b for a, b in pairwise(stored))
+
+
+def _counted_in(unit: Unit) -> tuple[Path, int]:
+    """Return (the path of UNIT without numbers, how many numbers it has), equal for members of one list."""
+    return series(unit), len(unit.numbers)
 
 
 def _of_one_series(units: list[Unit]) -> bool:

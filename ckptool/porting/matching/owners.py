@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..words import all_in, common_start, cut, labels, shared, table
 from .cells import Cells
-from .units import Path, Unit
+from .units import Path, Unit, is_counted
 
 
 class Owners:
@@ -129,7 +129,7 @@ def _run_in_one_block(norms: Sequence[Unit], part: Sequence[Unit]) -> bool:
     module, and the place of each in the order of execution is known.
     """
     block = norms[0].path[:-1]
-    numbered = any(c.isdecimal() for c in block[-1]) if block else False
+    numbered = bool(block) and is_counted(block[-1])
     known = bool(part) and all(u.used is not None for u in (*norms, *part))
     return numbered and known and all(n.path[:-1] == block for n in norms) and all(u.within(block) for u in part)
 

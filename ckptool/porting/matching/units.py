@@ -412,6 +412,11 @@ def nearness(one: Unit, other: Unit) -> int:
     return common_start((one.path, other.path))
 
 
+def is_counted(name: str) -> bool:
+    """Return whether NAME, that of a module, has a digit."""
+    return any(map(str.isdecimal, name))
+
+
 def without_digits(path: Sequence[str]) -> Path:
     """Return PATH without digits, which is equal for the blocks of one list: `layer3.0` -> `layer.`."""
     return tuple("".join(c for c in component if not c.isdecimal()) for component in path)

@@ -145,7 +145,8 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
     found = across_blocks(swaps)
     open_to = _in_question(found)
     for one, other, reason in found:
-        around = _certain([*blocks[block_of(one[0].path)], *blocks[block_of(other[0].path)]], open_to)
+        both = {block_of(t.path): None for t, _ in (one, other)}  # which may be one block
+        around = _certain([pair for block in both for pair in blocks[block]], open_to)
         kept = not places_fall(one, other) and in_company(one, other, around[:MOST])
         if not swaps.contents.fit_only_so(one, other) and not kept:
             doubt_both(one, other, reason)

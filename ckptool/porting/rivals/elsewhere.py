@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..matching.evidence import Kind
 from ..matching.series import Relation
-from ..matching.units import Pair, Path, around, without_digits
+from ..matching.units import Pair, Path, around, is_counted, without_digits
 
 #: The names of a block of the target and of its counterpart, without their numbers.
 _Kinds = tuple[Path, Path]
@@ -34,7 +34,7 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
     blocks: dict[Path, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
         for depth, component in enumerate(t.path[:-1]):
-            if _is_counted(component):
+            if is_counted(component):
                 blocks[t.path[: depth + 1]].append(at)
     relations: dict[_Kinds, Relation[Path]] = defaultdict(Relation)
     couples = [
@@ -101,8 +101,4 @@ def _blocks_around(paths: Sequence[Path]) -> list[Path]:
     A block whose units are all in one numbered part (`stage.1.branch2`) is compared with other blocks as a whole, too.
     """
     shared = around(paths)
-    return [shared[:at] for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1])]
-
-
-def _is_counted(component: str) -> bool:
-    return any(map(str.isdigit, component))
+    return [shared[:at] for at in range(len(shared), 0, -1) if is_counted(shared[at - 1])]

@@ -7,7 +7,7 @@ are those of the layer beside it, only names tell the two apart.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ..matching.evidence import Kind
 from ..matching.match import Matching
@@ -16,48 +16,63 @@ from ..questions import Question, Reason
 from ..words import common_start
 from .names import own_words, soft_words
 
-#: What related targets have in common -> how often their sources have which name, without numbers.
-_Names = dict[Path, Counter[Path]]
+#: What related targets have in common -> name of a source without numbers -> `id` of the targets whose source has it.
+_Names = dict[Path, dict[Path, set[int]]]
 
 
 def doubt_beside_spares(matching: Matching) -> None:
     """Ask SPARE_BESIDE about each pair of MATCHING if a look-alike of its source in the same block, or a twin of it
     (`_are_twins`), has no partner, and would fit as well (`_fits_as_well`). All such look-alikes are options.
 
-    The first of them that is in no undecided cell, and is called like a source of the target or of related targets
-    (`_called_like`, `_related`), changes places with the source, which is an option then; SERIES is the only evidence
-    of the target afterwards. How sources are called is counted once, before the first change, and the pair of the
-    target itself counts.
+    The first of them that is in no undecided cell, had no partner before either, and is called like sources of related
+    targets (`_called_like`, `_related`), as the source of the target is not, changes places with the source, which is
+    an option then; SERIES is the only evidence of the target afterwards. The source has no partner from then on, so it
+    may be an option of the next pairs. How sources are called is noted once, before the first change.
 
     Pairs with a doubt are not asked about, nor those that equal names or the neighbours on both sides made (evidence
     NAME or BETWEEN). A look-alike does not count if it is in a part that the model lacks: its name has a word of
     `_words_of_parts_left_out` that the name of the source lacks. Sources with a spare twin do not show how sources are
     called.
     """
-    spare: dict[object, list[Unit]] = defaultdict(list)
+    spare: dict[Hashable, list[Unit]] = defaultdict(list)
     for unit in matching.unpaired(1):
-        spare[unit.colour, block_of(unit.path)].append(unit)
-        spare[unit.colour, unit.last].append(unit)
+        for place in _places(unit):
+            spare[place].append(unit)
     if not spare:
         return
-    twins = [[u for u in spare[s.colour, s.last] if _are_twins(s, u)] for _, s in matching.pairs]
-    names = _names([pair for pair, found in zip(matching.pairs, twins, strict=True) if not found])
-    gone = _words_of_parts_left_out(matching)
+
+    def twins(s: Unit) -> list[Unit]:
+        return [u for u in spare[s.colour, s.last] if _are_twins(s, u)]
+
+    names = _names([pair for pair in matching.pairs if not twins(pair[1])])
+    gone, free = _words_of_parts_left_out(matching), {*matching.free_sources}
     for at, (t, s) in enumerate(matching.pairs):
         if t.told_by(Kind.NAME) or t.told_by(Kind.BETWEEN) or t.doubts:
             continue
-        near = dict.fromkeys((*spare[s.colour, block_of(s.path)], *twins[at]))
+        near = dict.fromkeys((*spare[s.colour, block_of(s.path)], *twins(s)))
         beside = [u for u in near if gone.isdisjoint({*u.words} - {*s.words})]
         found = [u for u in beside if _fits_as_well(t, s, u, names)]
         if not found:
             continue
-        best = next((u for u in found if u in matching.free_sources and _called_like(_related(t), u, names)), s)
+        usual = [] if _called_like(t, _related(t), s, names) else [u for u in found if u in free]
+        best = next((u for u in usual if _called_like(t, _related(t), u, names)), s)
         if best is not s:
             matching.pairs[at] = t, best
             matching.free_sources[matching.free_sources.index(best)] = s
+            for place in _places(best):
+                spare[place].remove(best)
+            for place in _places(s):
+                spare[place].append(s)
             t.exchange("spare beside it", Kind.SERIES)
         options = tuple(s if u is best else u for u in found)
         t.ask(Question(Reason.SPARE_BESIDE, (".".join(best.path), ".".join(options[0].path)), options))
+
+
+def _places(unit: Unit) -> tuple[Hashable, Hashable]:
+    """Return the two values by which look-alikes without a partner are looked up: one is equal for look-alikes in one
+    block, and one for look-alikes with one last name.
+    """
+    return (unit.colour, block_of(unit.path)), (unit.colour, unit.last)
 
 
 def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
@@ -73,20 +88,19 @@ def _fits_as_well(t: Unit, s: Unit, spare: Unit, names: _Names) -> bool:
     """Return whether SPARE fits the target T as well as T's source S. False if the words of SPARE and T exclude each
     other, or if SPARE and S hold different roles. Else one of these is enough:
 
-    - SPARE is called like the source of an equal layer in another block (`_called_like`), and S is not: of the sources
-      of T and of these layers, at most S itself has the name of S.
+    - SPARE is called like the source of an equal layer in another block (`_called_like`), and S is not.
     - SPARE is in the module of S or is its twin, and its name shares more words with T than that of S does, counting
       only words that the other of the two lacks (`own_words`); if as many, `soft_words` has to be higher; if that is
-      equal, too, at most one source of T and of related targets (`_related`) may be called like S.
+      equal, too, no source of another related target (`_related`) may be called like S.
     """
     if hard_conflict(t.words, spare.words) or spare.pieces.keys() != s.pieces.keys():
         return False
     elsewhere = (series(t),)
-    if _called_like(elsewhere, spare, names) and not _called_like(elsewhere, s, names, least=2):
+    if _called_like(t, elsewhere, spare, names) and not _called_like(t, elsewhere, s, names):
         return True
     ours = own_words(t, s, spare, spare), soft_words(t, s)
     theirs = own_words(t, spare, s, s), soft_words(t, spare)
-    kept = theirs == ours and _called_like(_related(t), s, names, least=2)
+    kept = theirs == ours and _called_like(t, _related(t), s, names)
     near = spare.path[:-1] == s.path[:-1] or _are_twins(s, spare)
     return near and theirs >= ours and not kept
 
@@ -107,22 +121,22 @@ def _related(t: Unit) -> tuple[Path, Path]:
     return series(t), t.path[:-1]
 
 
-def _called_like(shared: Sequence[Path], source: Unit, names: _Names, least: int = 1) -> bool:
-    """Return whether LEAST of the pairs whose targets have one of SHARED in common have a source that is called like
-    SOURCE, but for numbers. NAMES is as `_names` returns it.
+def _called_like(t: Unit, shared: Sequence[Path], source: Unit, names: _Names) -> bool:
+    """Return whether another target than T that has one of SHARED in common has a source that is called like SOURCE,
+    but for numbers. NAMES is as `_names` returns it.
     """
-    return any(names[one][series(source)] >= least for one in shared)
+    return any(names[one][series(source)] - {id(t)} for one in shared)
 
 
 def _names(pairs: Sequence[Pair]) -> _Names:
-    """Return what related targets have in common (`_related`) -> name of a source without numbers -> how many of PAIRS
-    have such a target and such a source. Pairs with a doubt do not count.
+    """Return what related targets have in common (`_related`) -> name of a source without numbers -> the `id` of the
+    targets of PAIRS with such a source. Pairs with a doubt do not count.
     """
-    found: _Names = defaultdict(Counter)
+    found: _Names = defaultdict(lambda: defaultdict(set))
     for t, s in pairs:
         if not t.doubts:
             for shared in {*_related(t)}:
-                found[shared][series(s)] += 1
+                found[shared][series(s)].add(id(t))
     return found
 
 

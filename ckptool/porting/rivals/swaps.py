@@ -49,20 +49,20 @@ class Swaps:
         self.loose = max(places, default=1.0) < BELIEVED
         self.contents = Contents(matching)
         self._followed = sequences.traced and sequences.source_traced
-        self._in_turn: dict[_Row, bool] = {}
         self._added: dict[Path, Counter[str]] = {}
-        self._rows: dict[_Row, list[Pair]] = defaultdict(list)
         self._ways = directions([pair for pair in self.pairs if not pair[0].doubts])
         self._members: tuple[dict[str, set[int]], ...] = (defaultdict(set), defaultdict(set))
         for pair in self.pairs:
-            self._rows[series(pair[1])].append(pair)
             for members, unit in zip(self._members, pair, strict=True):
                 for row, number in rows(unit.path):
                     members[row].add(number)
         self.see_pairs()
 
     def see_pairs(self) -> None:
-        """Update the evidence of parallel branches, and of modules that run as a whole, after pairs have changed."""
+        """Update the evidence of parallel branches, of modules that run as a whole, and of lists that go through
+        several towers, after pairs have changed.
+        """
+        self._in_turn: dict[_Row, bool] = {}
         self.contents.see_runs(self.pairs)
         votes = {order.name: (order.vote, order.place) for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
@@ -215,18 +215,20 @@ class Swaps:
         """Return whether the pairs without a doubt at the start show that both sides count the members of the list that
         holds ONE and OTHER from the same end (`directions`). False if they show opposite ends, or nothing.
         """
-        return self._ways.get((row_of(one[0], other[0]), row_of(one[1], other[1])), 0) > 0
+        own, theirs = row_of(one[0], other[0]), row_of(one[1], other[1])
+        return own is not None and theirs is not None and self._ways.get((own, theirs), 0) > 0
 
     def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
         """Return whether ONE and OTHER are in lists with equally many members on both sides, and the model runs their
-        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`). False if the two targets
-        are not in one list, or if it is not known when the model runs them.
+        targets in the order of their numbers, which may have gaps (`stride8` and `stride16`). False if the numbers of
+        a side do not differ, or if it is not known when the model runs the targets.
         """
         (t, t2), (s, s2) = zip(one, other, strict=True)
         own, theirs = row_of(t, t2), row_of(s, s2)
-        if None in (t.used, t2.used) or not own or len(self._members[0][own]) != len(self._members[1][theirs]):
+        if own is None or theirs is None or t.used is None or t2.used is None:
             return False
-        return ((t.used or 0.0) < (t2.used or 0.0)) == (t.numbers < t2.numbers)
+        counted = len(self._members[0][own]) == len(self._members[1][theirs])
+        return counted and (t.used < t2.used) == (t.numbers < t2.numbers)
 
     def _counts_through(self, pair: Pair) -> bool:
         """Return whether the source of PAIR is in a list that goes through several towers of the model
@@ -234,7 +236,7 @@ class Swaps:
         """
         row = series(pair[1])
         if row not in self._in_turn:
-            self._in_turn[row] = _goes_through_towers(self._rows[row])
+            self._in_turn[row] = _goes_through_towers([both for both in self.pairs if series(both[1]) == row])
         return self._in_turn[row]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
