@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,12 +77,6 @@ class Call:
         """Return whether a call such as `chunk` or `split` divides its first argument along the last dimension."""
         dim = self.divided
         return dim is not None and dim == self.first.ndim - 1
-
-    @property
-    def divided_size(self) -> int | None:
-        """Return the size of the first argument in the dimension `divided`; None if that is None."""
-        dim = self.divided
-        return None if dim is None else self.first.shape[dim]
 
     @property
     def first(self) -> Any:
@@ -174,27 +168,18 @@ def _dim_of_tensordot(call: Call, place: int, matrix: torch.Tensor) -> int | Non
     return dim if dim in (-1, -2) else None
 
 
-def turned_to(name: str, args: Any, count: int = 4) -> list[int] | None:
+def turned_to(name: str, args: Any, count: int = 4, kwargs: Mapping[str, Any] | None = None) -> list[int] | None:
     """Return, for each of the COUNT dimensions of the result of the function NAME (`permute`, `transpose` …), its place
     before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
 
-    ARGS are its arguments by position, the tensor first. None if they do not show it: the dimensions are given by
-    keyword or are no integers, `permute` does not name each of COUNT once, or `movedim` moves several.
+    ARGS are its arguments by position, the tensor first, and KWARGS those by name. The function itself shows it, on a
+    tensor of the sizes 0, 1, 2 …. None if it refuses that.
     """
-    given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
-    if not all(isinstance(dim, int) for dim in given):
+    probe = torch.empty(tuple(range(count)), device="meta")
+    try:
+        return [*getattr(torch.Tensor, name)(probe, *args[1:], **(kwargs or {})).shape]
+    except (TypeError, RuntimeError, IndexError):
         return None
-    dims = [dim % count for dim in given]
-    order = list(range(count))
-    if name == "permute":
-        return dims if sorted(dims) == order else None
-    if len(dims) != 2:
-        return None
-    if name.startswith("move"):
-        order.insert(dims[1], order.pop(dims[0]))
-    else:
-        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
-    return order
 
 
 def every_second(args: Any) -> bool:

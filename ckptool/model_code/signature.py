@@ -142,13 +142,20 @@ class Layout(NamedTuple):
     channels.
 
     Attributes:
-        kind: "block" (it is split as it is: one part after the other), "grouped" (this dimension is reshaped to several
-            first), "inside" (the same, and then it is split along the last of them), or "" if it is not known.
+        kind: "block" (code takes outputs in a row as a part), "inside" (it takes a share of each head), "other" (it
+            takes parts in another way, or in several), "grouped" (it only reshapes this dimension to several), or "" if
+            it is not known.
         sizes: if it is reshaped, the two or three sizes that replace this dimension; else ().
+        rows: how many outputs there are; 0 if code takes no parts.
+        heads: how many heads have a share in each part, if it is "inside"; else 0.
+        blocks: the outputs in a row that code takes, each as (first, first behind them), if it is "block".
     """
 
     kind: str = ""
     sizes: tuple[int, ...] = ()
+    rows: int = 0
+    heads: int = 0
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 class Part(NamedTuple):

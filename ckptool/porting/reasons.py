@@ -455,9 +455,9 @@ class Reason(Enum):
     )
     ROWS_TAKE_TURNS = (
         Topic.LAYOUT,
-        "the source stores gate and up projection as one tensor, and the file does not show whether all rows of the "
-        "gate come before all rows of the up projection, as assumed, or their rows alternate; check how the source's "
-        "code splits this tensor: if the rows alternate, take the alternative below",
+        "only one of the codes stores gate and up projection as one tensor, and nothing shows whether all rows of the "
+        "gate come before all rows of the up projection, as assumed, or their rows alternate; check how the code that "
+        "has this tensor splits it: if the rows alternate, take the alternative below",
     )
     WHICH_HALF = (
         Topic.LAYOUT,

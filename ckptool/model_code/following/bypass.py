@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..call import ADDS, CUTS, JOINS, Call
 from ..signature import Bypass
+from .moved import Moved
 
 
 class _Part(NamedTuple):
@@ -31,9 +32,14 @@ class _Part(NamedTuple):
 
 
 class Bypasses:
-    """Follows the parts of each layer's output until layers take them, or until they are joined again."""
+    """Follows the parts of each layer's output until layers take them, or until they are joined again.
 
-    def __init__(self) -> None:
+    Args:
+        moved: shows which outputs a tensor holds.
+    """
+
+    def __init__(self, moved: Moved) -> None:
+        self._moved = moved
         self._output: dict[int, str] = {}  # id of a tensor -> the weight whose output it is, or comes from by values
         self._on_the_way: dict[str, list[str]] = {}  # that weight -> parameters that work on its channels, as of norms
         self._parts: dict[int, _Part] = {}
@@ -48,8 +54,8 @@ class Bypasses:
         """Note what CALL, which has run, shows about parts, for `found`. KEYS has id of a parameter or buffer -> its
         key. CALL is one of these:
 
-        - a cut (`chunk`, `split`) of the output of a layer into equal parts, along any dimension but the first. An
-          output that is cut a second time is left out of `found`;
+        - a cut (`chunk`, `split`) of the output of a layer into equal blocks of its channels. An output that is cut a
+          second time is left out of `found`;
         - a concatenation of parts of one output, or of what layers made of them, or of joined parts: the result is
           joined parts. Nothing is noted if one of the tensors is none of these;
         - a layer with a weight of the model (`linear`, or a convolution that is not transposed): it takes a part, or
@@ -57,7 +63,7 @@ class Bypasses:
         - any other function with one result: `_pass_on`.
         """
         name, first, result = call.name, call.first, call.result
-        if name in CUTS and isinstance(result, tuple | list) and call.divided != 0:  # parts of a batch are no channels
+        if name in CUTS and isinstance(result, tuple | list):
             self._cut(first, result)
         elif not hasattr(result, "shape"):
             return
@@ -70,7 +76,8 @@ class Bypasses:
 
     def _cut(self, whole: Any, parts: Any) -> None:
         key = self._output.get(id(whole))
-        if key is None or len(parts) < 2 or len({tuple(part.shape) for part in parts}) > 1:
+        shares = [self._moved.share_of(part) for part in parts] if key is not None else []
+        if key is None or not all(share and share.is_part(n, len(parts)) for n, share in enumerate(shares)):
             return
         if key in self._count:
             self._count[key] = 0  # cut again: which parts are meant is not known

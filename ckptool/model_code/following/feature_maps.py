@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import permutations
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from ..call import ADDS, MULTIPLIES, TURNS, UNCHANGED, Call, turned_to
 from ..signature import PRODUCTS, Flattened
+from .moved import Moved
 
 #: The dimensions of what convolutions give, by their number.
 _MAPS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
+_CHANNELS_LAST = frozenset({"nhwc", "ndhwc"})
 
 #: Functions that leave each channel of a map in its place.
-CHANNEL_BY_CHANNEL = (
+_CHANNEL_BY_CHANNEL = (
     UNCHANGED
     | ADDS
     | MULTIPLIES
@@ -25,7 +29,7 @@ CHANNEL_BY_CHANNEL = (
 )
 
 #: Functions that combine rows number by number; and those that give rows of a table, or a vector as rows.
-_BY_NUMBER = CHANNEL_BY_CHANNEL | frozenset("layer_norm sub __sub__ __rsub__ div __truediv__ __rtruediv__".split())
+_BY_NUMBER = _CHANNEL_BY_CHANNEL | frozenset("layer_norm sub __sub__ __rsub__ div __truediv__ __rtruediv__".split())
 _ROWS_OF = frozenset("embedding __getitem__ unsqueeze expand".split())
 
 #: How the orders of sequences and volumes are told: as those of pictures.
@@ -81,19 +85,46 @@ class _Shaped(NamedTuple):
 
 
 class FeatureMaps:
-    """Follows the outputs of convolutions until code flattens them, and rows until a convolution takes them as maps."""
+    """Follows the outputs of convolutions until code flattens them, and rows until a convolution takes them as maps.
 
-    def __init__(self) -> None:
+    Args:
+        moved: shows where code moved the numbers of maps to.
+    """
+
+    def __init__(self, moved: Moved) -> None:
+        self._moved = moved
         self._rows: dict[int, _Rows] = {}  # by the id of a tensor [n, numbers]
         self._made: dict[tuple[str, bool], _Rows] = {}  # by a key, and whether a product with it makes the rows
         self._shaped: dict[int, _Shaped] = {}
         self._orders: dict[int, str] = {}  # id of a feature map -> the letters of its dimensions: "nchw"
-        self._flat: dict[int, Flattened] = {}
         self._merged: dict[int, tuple[int, int]] = {}  # the two dimensions that became the last one of a tensor
 
     def flattened(self, value: Any) -> Flattened | None:
-        """Return how the feature maps in the rows of VALUE were flattened; None if it holds none."""
-        return self._flat.get(id(value))
+        """Return how the feature maps in the rows of VALUE were flattened: each row holds all numbers of one map of
+        several places, in an order of its dimensions that is told (`_told`), whatever code moved them. Maps with one
+        spatial dimension have to have their channels first for that. None if VALUE holds no such rows.
+        """
+        base = self._moved.base_of(value)
+        order = self._orders.get(id(base), "")
+        if order[:1] != "n" or value.ndim < 2 or value.shape[-1] != prod(base.shape[1:]):
+            return None
+        sizes = dict(zip(order, base.shape, strict=True))
+        h, w = sizes.get("d", 1) * sizes.get("h", 1), sizes["w"]
+        found = self._moved.places(value) if h * w > 1 else None
+        if found is None:
+            return None
+        row = found[1].flatten(0, -2)[0]
+        numbers = torch.arange(len(row), device="cpu").reshape(base.shape[1:]) + row.min()
+        turned = ("".join(order[dim] for dim in dims) for dims in permutations(range(1, base.ndim)))
+        for after in sorted(turned, key=lambda letters: "n" + letters not in (*_MAPS.values(), *_CHANNELS_LAST)):
+            told = _told("n" + after)
+            if (
+                told
+                and after != "wc"
+                and torch.equal(numbers.permute([order.index(x) - 1 for x in after]).flatten(), row)
+            ):
+                return Flattened(told, sizes["c"], h, w)
+        return None
 
     def unflattened(self) -> dict[str, Flattened]:
         """Return key of a tensor that holds something for each number of a row -> the maps made of such rows. Tensors
@@ -112,13 +143,12 @@ class FeatureMaps:
         return self._merged.get(id(value))
 
     def see(self, call: Call, keys: Mapping[int, str], *, rows: bool) -> None:
-        """Note whether the result of CALL, a tensor, is a feature map, a flattened one, or has merged dimensions
-        (`_merge`), and what CALL shows about rows and the maps made of them (`_see_rows`).
+        """Note whether the result of CALL, a tensor, is a feature map, or has merged dimensions (`_merge`), and what
+        CALL shows about rows and the maps made of them (`_see_rows`).
 
         A convolution with a result of three to five dimensions makes a feature map (`_MAPS`); a linear layer with a
-        weight of the model makes none. For any other function, the first argument decides: if it is a feature map, the
-        result is what `_after_features` says; if it is a flattened map with the sizes of the result, so is the result;
-        else the result is neither.
+        weight of the model makes none. For any other function, the first argument decides: if it is a feature map, so
+        may be the result (`_after_features`).
 
         Args:
             call: the call, after it has run.
@@ -130,21 +160,11 @@ class FeatureMaps:
         layer = call.name == "linear" and len(call.args) > 1 and id(call.args[1]) in keys
         if call.name.startswith("conv") and call.result.ndim in _MAPS:
             self._orders[id(call.result)] = _MAPS[call.result.ndim]
-        elif not layer and first is not None:
-            self._go_on(call, first)
+        elif not layer and id(first) in self._orders:
+            self._orders[id(call.result)] = _after_features(self._orders[id(first)], call, first)
         self._see_rows(call, keys)
         if first is not None and not rows:
             self._merge(call, first)
-
-    def _go_on(self, call: Call, first: torch.Tensor) -> None:
-        if id(first) in self._orders:
-            order, flat = _after_features(self._orders[id(first)], call, first)
-            if order:
-                self._orders[id(call.result)] = order
-            elif flat is not None:
-                self._flat[id(call.result)] = flat
-        elif id(first) in self._flat and call.result.shape == first.shape:
-            self._flat[id(call.result)] = self._flat[id(first)]
 
     def _see_rows(self, call: Call, keys: Mapping[int, str]) -> None:
         """Note whether the result of CALL, a tensor, is rows [n, numbers] that a matrix of the model makes or a table
@@ -171,7 +191,7 @@ class FeatureMaps:
         elif shaped is not None and call.name.startswith("conv"):
             shaped.rows.whole.maps = shaped.rows.whole.maps or _made_of_rows(shaped)
         elif shaped is not None and result.ndim == first.ndim:
-            turned = turned_to(call.name, call.args, first.ndim) if call.name in TURNS else [*range(first.ndim)]
+            turned = _turned(call) if call.name in TURNS else [*range(first.ndim)]
             if turned is not None and (call.name in TURNS or _keeps_channels(call)):
                 self._shaped[id(result)] = shaped._replace(dims=tuple(shaped.dims[dim] for dim in turned))
 
@@ -205,34 +225,24 @@ class FeatureMaps:
                 self._merged[id(call.result)] = a, b
 
 
-def _after_features(order: str, call: Call, first: Any) -> tuple[str, Flattened | None]:
-    """Return (order of the dimensions of the result of CALL, "" if it is no feature map; how CALL flattens, or None).
-    FIRST, the first argument of CALL, is a feature map with its dimensions in ORDER ("nchw"; "ncw" and "ncdhw" for
-    other convolutions).
+def _after_features(order: str, call: Call, first: Any) -> str:
+    """Return the order of the dimensions of the result of CALL, "" if it is no feature map. FIRST, the first argument
+    of CALL, is a feature map with its dimensions in ORDER ("nchw"; "ncw" and "ncdhw" for other convolutions).
 
-    - A result with as many dimensions as FIRST is a feature map in the same order, or in the new order if CALL permutes
-      them ("" if its arguments do not show how). Exception: behind a function that may mix channels (not
-      `_keeps_channels`), such as a linear layer, maps with one or three spatial dimensions are no feature maps any
-      more.
-    - ("", `Flattened`) if CALL (`flatten`, `reshape`, `view`) flattens all but the first dimension n of maps of several
-      places. Maps with one spatial dimension have to have their channels first for that, those with three their
-      channels first or last, and depth, height and width in this order.
-    - ("", None) for all others.
+    A result with as many dimensions as FIRST is a feature map in the same order, or in the new order if CALL permutes
+    them. Exceptions: one with other sizes that was reshaped; and, behind a function that may mix channels (not
+    `_keeps_channels`), such as a linear layer, one with one or three spatial dimensions.
     """
-    if call.result.ndim == first.ndim and call.name in TURNS:
-        turned = turned_to(call.name, call.args, first.ndim)
-        return "" if turned is None else "".join(order[dim] for dim in turned), None
-    if call.result.ndim == first.ndim:
-        return order if len(order) == 4 or _keeps_channels(call) else "", None
-    flattens = call.name in ("flatten", "reshape", "view") and call.result.ndim == 2 and first.ndim == len(order)
-    if not flattens or order[0] != "n" or order == "nwc":
-        return "", None
-    sizes = dict(zip(order, first.shape, strict=True))
-    c, w = sizes["c"], sizes["w"]
-    h = sizes.get("d", 1) * sizes.get("h", 1)
-    told = _told(order)
-    whole = told and h * w > 1 and call.result.shape[1] == c * h * w
-    return "", Flattened(told, c, h, w) if whole else None
+    if call.result.ndim != first.ndim:
+        return ""
+    if call.name in TURNS:
+        return "".join(order[dim] for dim in _turned(call) or ()) if order else ""
+    reshaped = call.name in ("view", "reshape") and call.result.shape != first.shape
+    return order if not reshaped and (len(order) == 4 or _keeps_channels(call)) else ""
+
+
+def _turned(call: Call) -> list[int] | None:
+    return turned_to(call.name, call.args, call.first.ndim, call.kwargs)
 
 
 def _told(order: str) -> str:
@@ -246,7 +256,7 @@ def _keeps_channels(call: Call) -> bool:
     """Return whether CALL leaves each channel of the maps that it takes in its place: activations, norms, sums,
     products by element, pools, `pad` and `interpolate`.
     """
-    return call.name in CHANNEL_BY_CHANNEL or "pool" in call.name or call.name in ("pad", "interpolate")
+    return call.name in _CHANNEL_BY_CHANNEL or "pool" in call.name or call.name in ("pad", "interpolate")
 
 
 def _made_of_rows(shaped: _Shaped) -> Flattened | None:
@@ -262,4 +272,4 @@ def _made_of_rows(shaped: _Shaped) -> Flattened | None:
     return Flattened(told, c, h, w) if told and c > 1 and h * w > 1 else None
 
 
-__all__ = ["CHANNEL_BY_CHANNEL", "FeatureMaps"]
+__all__ = ["FeatureMaps"]

@@ -23,6 +23,7 @@ from .feature_maps import FeatureMaps
 from .gating import Gating
 from .layers_behind import Outputs
 from .looked_up import Tables
+from .moved import Moved
 from .multiplied import Factors, number_in
 from .named_parts import NamedParts
 from .patches import Patches
@@ -61,19 +62,20 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self._budget = Budget()
         self._blind = False  # whether a note has failed; the calls after it are run, and not noted
         self._channels = Channels(buffers)
-        self._gating = Gating()
+        self._moved = Moved()
+        self._gating = Gating(self._moved)
         self._outputs = Outputs()
         self._views = Views(keys, self._channels.is_of_weights)
         self._products = Products(self.uses, self._views)
         self._factors = Factors()
         self._tables = Tables(self.uses)
-        self._feature_maps = FeatureMaps()
-        self._projections = Projections(self.uses, self._gating.comes_from)
+        self._feature_maps = FeatureMaps(self._moved)
+        self._projections = Projections(self.uses, self._moved, self._gating.comes_from)
         self._rotary = Rotary(self.uses, self._outputs.of, self._channels.learned)
         self._batch_norms = BatchNorms(self.uses)
         self._patches = Patches()
-        self._side_by_side = SideBySide()
-        self._bypasses = Bypasses()
+        self._side_by_side = SideBySide(self._moved)
+        self._bypasses = Bypasses(self._moved)
         self._named_parts = NamedParts()
         self._attention = Attention(self._gating.made_by, self._named_parts.part_of)
         self._cells = Cells()
@@ -114,6 +116,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         earlier ones.
         """
         self._views.see(call)
+        self._moved.see(call, self._keys)
         self._rotary.see(call)
         if isinstance(call.result, torch.Tensor):
             of_table = any(map(self._tables.has_factor_of, call.tensors))
@@ -121,7 +124,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             self._tables.see(call, self._keys)
             self._batch_norms.see(call, self._keys)
             self._feature_maps.see(call, self._keys, rows=self._tables.table_of(call.first) is not None)
-        self._projections.see(call, self._keys)
+        self._projections.see(call)
         self._channels.see(call, self._keys)
         self._gating.see(call, self._keys)
         self._bypasses.see(call, self._keys)
@@ -196,8 +199,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
         `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`, `parts`,
-        `takes`, `neighbours` and `unflattened`; and `layout` and `flattened`, where no call has set them. Other facts
-        stay.
+        `takes`, `neighbours` and `unflattened`; and `flattened`, where no call has set it. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -219,8 +221,6 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.neighbours = self._side_by_side.found.get(key)
             use.facts.unflattened = unflattened.get(key)
             use.facts.flattened = use.facts.flattened or beside_maps.get(key)
-            if not use.facts.layout.kind:
-                use.facts.layout = self._side_by_side.layouts.get(key, use.facts.layout)
             if key in self._channels.before:
                 use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 

@@ -14,8 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-from ..call import ADDS, CUTS, MULTIPLIES, SIGMOIDS, Call
+from ..call import ADDS, MULTIPLIES, SIGMOIDS, Call
 from ..signature import PRODUCTS, Gate
+from .moved import Moved, takes_parts
 
 #: Functions that only torch's own activations have the names of.
 _ACTIVATIONS = frozenset(
@@ -36,6 +37,8 @@ _MOST_BEHIND = 16
 class Gating:
     """Follows the output of each weight until it is multiplied with the output of another weight.
 
+    Args:
+        moved: shows which outputs a tensor holds.
     Attributes:
         roles: key of a weight -> "gate" or "up", for two layers of one size and one input whose outputs are multiplied.
             Either only the output of "gate" goes through an activation before; or the output of "up" goes through
@@ -46,7 +49,8 @@ class Gating:
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Moved) -> None:
+        self._moved = moved
         self.roles: dict[str, str] = {}
         self.halves: dict[str, Gate] = {}
         self.opens: dict[str, str] = {}
@@ -120,9 +124,8 @@ class Gating:
     def _go_on(self, call: Call, origins: _Origins) -> None:
         """Note which outputs, or halves of outputs, the results of CALL come from; its arguments come from ORIGINS.
 
-        If CALL cuts whole outputs into two equal parts (`chunk`), along any dimension but the first, its results are
-        the halves; of the results of other cuts, nothing is noted. An index that takes a half (`_half`) gives that
-        half. Any other single result comes from ORIGINS, too. The activation of halves and single results is noted
+        Results that hold one half of whole outputs (`_half_of`) are this half. Any other single result comes from
+        ORIGINS, too; of other results of a cut, nothing is noted. The activation of halves and single results is noted
         (`_pass_activation`). If CALL is torch's `glu` of whole outputs, only their second half is noted as the gate, in
         `halves`; the result comes from nothing.
         """
@@ -130,18 +133,23 @@ class Gating:
         if call.name == "glu" and whole:
             for key, _ in origins:
                 self.halves.setdefault(key, Gate(1, "glu"))
-        elif call.name in CUTS and whole and isinstance(call.result, tuple | list):
-            halves = len(call.result) == 2 and call.divided != 0  # those of a batch are no halves of outputs
-            if halves and call.result[0].shape == call.result[1].shape:
-                for place, part in enumerate(call.result):
-                    self._start(part, tuple((key, place) for key, _ in origins))
-                    self._pass_activation(call, part)
-        elif hasattr(call.result, "ndim"):
-            taken = _half(call.args) if whole and call.name == "__getitem__" else None
-            self._origins[id(call.result)] = origins
-            if taken is not None:
-                self._start(call.result, tuple((key, taken) for key, _ in origins))
-            self._pass_activation(call, call.result)
+            return
+        several, parted = isinstance(call.result, tuple | list), whole and takes_parts(call)
+        for result in call.result if several else [call.result]:
+            half = self._half_of(result) if parted else None
+            if half is not None:
+                self._start(result, tuple((key, half) for key, _ in origins))
+            elif not several and hasattr(result, "ndim"):
+                self._origins[id(result)] = origins
+            if half is not None or not several:
+                self._pass_activation(call, result)
+
+    def _half_of(self, value: Any) -> int | None:
+        """Return which half of the outputs of a layer VALUE holds, 0 or 1, whatever places it holds them of; None if it
+        holds others, or if that is not known.
+        """
+        share = self._moved.share_of(value)
+        return next((half for half in (0, 1) if share is not None and share.is_part(half, 2)), None)
 
     def _pass_activation(self, call: Call, result: Any) -> None:
         """Note the activation that RESULT, a result of CALL, went through: CALL itself, or else that of the first of
@@ -261,22 +269,3 @@ def _multiplied(call: Call) -> list[tuple[Any, Any]]:
     if call.name == "lerp" and len(tensors) == 3:  # a + z * (b - a)
         return [(tensors[0], tensors[2]), (tensors[1], tensors[2])]
     return []
-
-
-def _half(args: Any) -> int | None:
-    """Return which half of the last dimension a call of `__getitem__` with ARGS, (tensor, index), takes: 0 for the
-    first, 1 for the second, as in `x[..., n:]`. What the index takes of other dimensions does not matter.
-
-    None if the index is no tuple that reaches the last dimension, if it takes something else there than a slice of just
-    one half, or if the size of that dimension is odd.
-    """
-    index = args[1] if len(args) > 1 else None
-    if not isinstance(index, tuple) or not index:
-        return None
-    last = index[-1]
-    if not isinstance(last, slice) or last.step not in (None, 1) or args[0].shape[-1] % 2:
-        return None
-    if len(index) < args[0].ndim and Ellipsis not in index[:-1]:
-        return None
-    middle = args[0].shape[-1] // 2
-    return {(0, middle): 0, (middle, 2 * middle): 1}.get(last.indices(args[0].shape[-1])[:2])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..call import Call, flat
+from ..call import TURNS, Call, turned_to
 
 #: What the dimensions of a picture and of a video are called, by their number, and what each of them becomes when it is
 #: cut into patches: the place of a patch (a capital letter) and the place in it.
@@ -49,28 +49,21 @@ class Patches:
         dims = self._dims.get(id(first))
         if dims is None and not learned(first):
             dims = _PICTURES.get(len(first.shape))
-        made = None if dims is None else _after(call.name, dims, first.shape, call.args, tuple(result.shape))
+        made = None if dims is None else _after(call, dims)
         if made is not None and made[0] != "Nc":  # a video with its frames first, which become pictures
             self._dims[id(result)] = made
 
 
-def _after(
-    name: str, dims: tuple[str, ...], before: Sequence[int], args: Any, after: tuple[int, ...]
-) -> tuple[str, ...] | None:
-    if name in ("reshape", "view", "flatten", "unflatten"):
-        return _cut_or_joined(dims, before, after)
-    if name in ("contiguous", "clone", "to", "float"):
+def _after(call: Call, dims: tuple[str, ...]) -> tuple[str, ...] | None:
+    after = tuple(call.result.shape)
+    if call.name in ("reshape", "view", "flatten", "unflatten"):
+        return _cut_or_joined(dims, call.first.shape, after)
+    if call.name in ("contiguous", "clone", "to", "float"):
         return dims
-    if name == "unfold" and dims == _PICTURES[4] and len(after) == 3:
+    if call.name == "unfold" and dims == _PICTURES[4] and len(after) == 3:
         return ("N", "chw", "HW")
-    numbers = [n % len(dims) for n in flat([args[1:]]) if isinstance(n, int)]
-    if name == "permute" and sorted(numbers) == list(range(len(dims))):
-        return tuple(dims[n] for n in numbers)
-    if name in ("transpose", "swapaxes", "swapdims") and len(numbers) == 2:
-        swapped = list(dims)
-        swapped[numbers[0]], swapped[numbers[1]] = dims[numbers[1]], dims[numbers[0]]
-        return tuple(swapped)
-    return None
+    turned = turned_to(call.name, call.args, len(dims), call.kwargs) if call.name in TURNS else None
+    return None if turned is None else tuple(dims[n] for n in turned)
 
 
 def _cut_or_joined(dims: tuple[str, ...], before: Sequence[int], after: Sequence[int]) -> tuple[str, ...] | None:

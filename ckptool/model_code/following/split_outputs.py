@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from ..call import ADDS, CUTS, MULTIPLIES, TURNS, Call, every_second
+from ..call import ADDS, CUTS, MULTIPLIES, Call
 from ..signature import Layout
-from .feature_maps import CHANNEL_BY_CHANNEL
+from .moved import Moved, Share, takes_parts
 from .use import Uses
-
-#: Functions that may put a dimension of one element somewhere.
-_ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
 
 #: Functions that only move what they take in their dimensions.
 _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
-
-
-class _Output(NamedTuple):
-    """The output of a linear layer, which may hold several projections.
-
-    Attributes:
-        key: the key of the layer's weight.
-        rows: how many outputs it has.
-    """
-
-    key: str
-    rows: int
+_RESHAPES = frozenset("view reshape unflatten".split())
 
 
 class _Part(NamedTuple):
@@ -42,89 +28,70 @@ class _Part(NamedTuple):
 
 
 class Projections:
-    """Follows the outputs of linear layers, and the maps of convolutions, until code splits them.
+    """Follows the outputs of layers until code splits them.
 
     Args:
         uses: gets `layout`, `heads` and `modulates` of facts.
+        moved: shows where code moved the outputs to.
         comes_from: whether a tensor was computed from the output of the weight with this key, and of no other.
     """
 
-    def __init__(self, uses: Uses, comes_from: Callable[[Any, str], bool]) -> None:
+    def __init__(self, uses: Uses, moved: Moved, comes_from: Callable[[Any, str], bool]) -> None:
         self._uses = uses
+        self._moved = moved
         self._comes_from = comes_from
-        self._outputs: dict[int, _Output] = {}
-        self._grouped: dict[int, _Output] = {}  # outputs that were reshaped to a dimension more
         self._parts: dict[int, _Part] = {}
-        self._maps_of: dict[int, tuple[str, ...]] = {}  # the convolutions that have a row for each channel of a map
 
-    def see(self, call: Call, keys: Mapping[int, str]) -> None:
-        """Note how CALL, which has run, splits the output of a layer, and what it does with a part of one. KEYS has id
-        of a parameter or buffer -> its key.
+    def see(self, call: Call) -> None:
+        """Note how CALL, which has run, splits the output of a layer, and what it does with a part of one.
 
-        If CALL returned several tensors, `_divided` notes how; nothing else is noted then. If CALL returned one tensor:
-        sums and products may modulate (`_modulated`); the result of a linear layer with a weight of the model is the
-        output of this layer; the results of other functions, but convolutions, go on (`_go_on`); and maps of
-        convolutions are noted (`_make_maps`).
+        If CALL only moves an output, or a part of it, it may reshape it (`_reshaped`) or take parts of it (`_cut`). If
+        its first argument is a part, so may be its result (`_after_part`). Sums and products may modulate
+        (`_modulated`).
         """
-        if not isinstance(call.result, torch.Tensor):
-            self._divided(call)
+        parted = takes_parts(call)
+        if parted or call.name in _RESHAPES:
+            keys = [key for key in self._moved.layers_of(call.first) if key in self._uses]
+            if keys:
+                (self._cut if parted else self._reshaped)(call, keys)
+        if isinstance(call.result, torch.Tensor):
+            if call.name in ADDS | MULTIPLIES:
+                self._modulated(call.name, call.args, call.result)
+            if id(call.first) in self._parts:
+                self._after_part(self._parts[id(call.first)], call, call.first)
+
+    def _reshaped(self, call: Call, keys: list[str]) -> None:
+        """Note in the layout of the layers KEYS the two or three sizes that CALL gives their outputs, which are one
+        dimension of its first argument: (3, 12, 64) for [b, n, 2304] to [b, n, 3, 12, 64]. The first note stays.
+        """
+        before, after = tuple(call.first.shape), tuple(call.result.shape)
+        if all(self._uses[key].facts.layout.kind for key in keys) or before == after:
             return
-        if call.name in ADDS | MULTIPLIES:
-            self._modulated(call.name, call.args, call.result)
-        key = keys.get(id(call.args[1])) if len(call.args) > 1 else None
-        first = call.args[0] if call.args and isinstance(call.args[0], torch.Tensor) else None
-        if call.name == "linear" and key is not None:
-            self._outputs[id(call.result)] = _Output(key, call.args[1].shape[0])
-        elif not call.name.startswith("conv") or call.result.ndim not in (3, 4, 5):
-            self._go_on(call, first)
-        if first is not None:
-            self._make_maps(call, first, key)
+        dim = self._moved.channel_dim(call.first)
+        if dim is None:
+            return
+        end = len(after) - (len(before) - 1 - dim)  # the dimensions behind stay
+        starts = [dim] if before[:dim] == after[:dim] else reversed(range(end))
+        inner = next((after[n:end] for n in starts if math.prod(after[n:end]) == before[dim]), ())
+        if before[dim + 1 :] == after[end:] and len(inner) in (2, 3):
+            for key in keys:
+                if not self._uses[key].facts.layout.kind:
+                    self._uses[key].facts.layout = Layout("grouped", inner)
 
-    def _go_on(self, call: Call, first: Any) -> None:
-        """Note what the result of CALL is, if its first argument FIRST is an output (`_after_output`), an output
-        reshaped to one dimension more (`_after_grouped`), or a part (`_after_part`).
+    def _cut(self, call: Call, keys: list[str]) -> None:
+        """Note in the layout of the layers KEYS which of their outputs the results of CALL hold, if they do not hold
+        all that its first argument holds. If CALL cuts (`chunk`, `split`) all outputs into equal blocks, these are
+        parts of the output, too.
         """
-        if id(first) in self._outputs:
-            self._after_output(self._outputs[id(first)], call, first)
-        elif id(first) in self._grouped:
-            self._after_grouped(self._grouped[id(first)], call, first)
-        elif id(first) in self._parts:
-            self._after_part(self._parts[id(first)], call, first)
-
-    def _after_output(self, what: _Output, call: Call, first: Any) -> None:
-        """Note what the result of CALL is, whose first argument FIRST is the output WHAT:
-
-        - the same output, if it has the sizes of FIRST, or if CALL is an index, `squeeze` or `unsqueeze` that keeps the
-          number of elements (`x[:, None]`);
-        - a reshaped one, if CALL reshapes FIRST to one dimension more;
-        - nothing, for any other CALL, and for a part of FIRST (`x[..., :n]`, `narrow`).
-
-        Also note the layout of the projection: "grouped" with its new sizes, if CALL reshapes it to more dimensions
-        (`_reshaped`); "block", if CALL takes a part of it, along whatever dimension and with whatever steps.
-        """
-        if call.name in _ONES and call.result.numel() == first.numel():
-            self._outputs[id(call.result)] = what
-        elif call.name in ("reshape", "view", "unflatten", "rearrange") and call.result.ndim > first.ndim:
-            self._reshaped(what, first, call.result)
-            if call.result.ndim == first.ndim + 1:
-                self._grouped[id(call.result)] = what
-        elif call.name in ("__getitem__", "narrow"):
-            self._layout(what.key, "block")
-        elif call.result.shape == first.shape:
-            self._outputs[id(call.result)] = what
-
-    def _after_grouped(self, what: _Output, call: Call, first: Any) -> None:
-        """Note that the result of CALL is the reshaped output WHAT like FIRST, its first argument, if CALL turns
-        dimensions (`permute`, `transpose`) and keeps the size of the last.
-
-        Also note that the projection is split "inside" (`_inside`), if CALL is an index that takes a part of the last
-        dimension only, and not every second element.
-        """
-        cut = call.result.shape[:-1] == first.shape[:-1] and call.result.shape != first.shape
-        if call.name == "__getitem__" and cut and not every_second(call.args):
-            self._inside(what.key)
-        if call.name in TURNS and call.result.shape[-1] == first.shape[-1]:
-            self._grouped[id(call.result)] = what
+        results = [*call.result] if isinstance(call.result, tuple | list) else [call.result]
+        whole = self._moved.share_of(call.first)
+        shares = [self._moved.share_of(one) for one in results]
+        taken = [share for share in shares if share is not None and share != whole] if whole is not None else []
+        for key, share in itertools.product(keys, taken):
+            facts = self._uses[key].facts
+            facts.layout = _with_share(facts.layout, share, of_all=whole is not None and whole.is_whole)
+        if call.name in CUTS and all(share and share.is_part(n, len(shares)) for n, share in enumerate(shares)):
+            self._parts |= {id(part): _Part(keys[-1], n, len(results)) for n, part in enumerate(results)}
 
     def _after_part(self, what: _Part, call: Call, first: Any) -> None:
         """Note that the result of CALL is the part WHAT of an output like FIRST, its first argument, if CALL only
@@ -139,33 +106,6 @@ class Projections:
             facts.heads = facts.heads or call.result.shape[-2]
         if call.name in _PLACES and call.result.numel() == first.numel():
             self._parts[id(call.result)] = what
-
-    def _divided(self, call: Call) -> None:
-        """Note in the `layout` of a linear layer how CALL, which returned several tensors, divides the layer's output,
-        its first argument:
-
-        - "inside", if the output was reshaped (`_reshaped`), and CALL cuts it along the last of its new dimensions;
-        - "block", if the output was not reshaped, and CALL is `unbind`, or cuts a dimension with as many elements as
-          the layer has outputs. Blocks of one shape are also noted as parts of the output, but not those of `unbind`.
-
-        Convolutions get "block" if CALL cuts the channels of a map that they made, before anything mixed these. Nothing
-        is noted for any other CALL. A layer keeps its first layout, but "grouped" becomes "inside".
-        """
-        if not isinstance(call.result, tuple | list):
-            return
-        first = call.args[0] if call.args else None
-        maps = self._maps_of.get(id(first), ()) if call.name in CUTS else ()
-        if maps and first is not None and sum(part.shape[1] for part in call.result) == first.shape[1]:
-            for key in maps:
-                self._layout(key, "block")
-        if id(first) in self._grouped and call.name in CUTS and call.divides_last:
-            self._inside(self._grouped[id(first)].key)
-        what = self._outputs.get(id(first))
-        if what is not None and (call.name == "unbind" or (call.name in CUTS and call.divided_size == what.rows)):
-            self._layout(what.key, "block")
-            if call.name != "unbind" and len({getattr(part, "shape", None) for part in call.result}) == 1:
-                for place, part in enumerate(call.result):
-                    self._parts[id(part)] = _Part(what.key, place, len(call.result))
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
         """Note in `modulates` of a layer that the function NAME, called with ARGS, adds a part of the layer's output to
@@ -189,43 +129,21 @@ class Projections:
             done[what.place] = done[what.place] or ("add" if name in ADDS else "mul")
             facts.modulates = tuple(done)
 
-    def _make_maps(self, call: Call, first: torch.Tensor, key: str | None) -> None:
-        """Note in `_maps_of` which convolutions have a row for each channel of the map that CALL returned. FIRST is the
-        first argument of CALL, KEY the weight that it takes, or None.
 
-        If CALL is a convolution with a weight of the model, it is that one (KEY), and if it convolves each channel
-        alone, also those of FIRST. If CALL leaves each channel in its place (`CHANNEL_BY_CHANNEL`: activations, norms,
-        sums, element-wise products) and keeps the sizes of FIRST, they are those of FIRST. Else nothing is noted.
-        """
-        before = self._maps_of.get(id(first), ())
-        if call.name.startswith("conv") and key is not None:
-            weight = call.args[1]
-            alone = weight.shape[1] == 1 and weight.shape[0] == first.shape[1]
-            self._maps_of[id(call.result)] = (*before, key) if alone else (key,)
-        elif before and call.name in CHANNEL_BY_CHANNEL and call.result.shape == first.shape:
-            self._maps_of[id(call.result)] = before
+def _with_share(layout: Layout, share: Share, *, of_all: bool) -> Layout:
+    """Return LAYOUT with what it shows that code takes SHARE of the outputs: of all of them (OF_ALL), or of a part.
 
-    def _inside(self, key: str) -> None:
-        """Change the layout of the projection KEY from "grouped" to "inside": its output, which was reshaped, is split
-        along the last of the new sizes. A projection with another layout stays as it is.
-        """
-        if key in self._uses and self._uses[key].facts.layout.kind == "grouped":
-            facts = self._uses[key].facts
-            facts.layout = facts.layout._replace(kind="inside")
-
-    def _reshaped(self, what: _Output, first: Any, result: Any) -> None:
-        """Note the layout "grouped" of the projection WHAT, whose output FIRST is reshaped to RESULT, with the sizes
-        that RESULT has in place of the last one of FIRST: (3, 12, 64) for [b, n, 2304] to [b, n, 3, 12, 64]. Nothing is
-        noted unless these are two or three, and their product is the number of rows. The first note stays.
-        """
-        inner = tuple(result.shape[first.ndim - 1 :])
-        if math.prod(inner) == what.rows and len(inner) in (2, 3):
-            self._layout(what.key, "grouped", inner)
-
-    def _layout(self, key: str, layout: str, inner: tuple[int, ...] = ()) -> None:
-        """Note that the output of the layer KEY has the LAYOUT, with the sizes INNER; the first note stays."""
-        if key in self._uses and not self._uses[key].facts.layout.kind:
-            self._uses[key].facts.layout = Layout(layout, inner)
+    A part of all outputs that are in a row is a block, and one of which each head has as much is "inside". It is
+    "other" if it is neither, and if code takes blocks as well as shares of heads, or shares of several numbers of
+    heads. Of a part, only further blocks count.
+    """
+    if not of_all and not (layout.kind == "block" and share.is_block):
+        return layout
+    kind, heads = ("block", 0) if share.is_block else ("inside", share.heads) if share.heads else ("other", 0)
+    if layout.kind not in ("", "grouped", kind) or layout.heads not in (0, heads):
+        return layout._replace(kind="other")
+    taken = {*layout.blocks, (share.start, share.start + share.width)} if share.is_block else ()
+    return Layout(kind, layout.sizes, share.rows, heads, tuple(sorted(taken)))
 
 
 __all__ = ["Projections"]

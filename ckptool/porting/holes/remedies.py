@@ -208,7 +208,7 @@ def _asked(reason: Reason, *numbers: int) -> Question[Expr]:
 
 
 #: What each rule does, as the report says it, with the numbers of channels that the file and the model have.
-_RULES = {
+RULES = {
     "repeat": "its channels were repeated in turn, times {have}/{wanted}",
     "sum": "its channels were summed to {wanted}",
     "mean": "each channel got the mean of all",
@@ -218,7 +218,7 @@ _RULES = {
 
 
 def _of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question[Expr]] | None:
-    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest of `_RULES`: "repeat" for
+    """Return (the kernel [out, in, …] with another number of input channels, by the likeliest of `RULES`: "repeat" for
     more channels (in turn, scaled by have/wanted), "sum" for one, else the "first" ones; the question about it, with
     the results of the other rules that are possible as options). None if anything but the number of input channels
     differs, or if the kernel does not have three to five dimensions.
@@ -231,7 +231,7 @@ def _of_channels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, Question
         return None
     ways = _more(wanted, have[1], expr) if wanted[1] > have[1] else _fewer(wanted, have[1], expr)
     first, *others = ways
-    words = _RULES[first].format(have=have[1], wanted=wanted[1])
+    words = RULES[first].format(have=have[1], wanted=wanted[1])
     named = str(have[1]), str(wanted[1]), words, ", ".join(others)
     return ways[first], Question(Reason.OTHER_CHANNELS, named, tuple(ways[name] for name in others))
 
@@ -273,12 +273,12 @@ def _ways(asked: Question[Expr], expr: Expr) -> dict[str, Expr]:
     EXPR, by what this rule does, and those that made the options.
     """
     have, wanted, done, others = asked.named
-    first = next(rule for rule, words in _RULES.items() if words.format(have=have, wanted=wanted) == done)
+    first = next(rule for rule, words in RULES.items() if words.format(have=have, wanted=wanted) == done)
     return dict(zip((first, *others.split(", ")), (expr, *asked.options), strict=False))
 
 
 def by_rule(mapping: Mapping, rule: str) -> Mapping:
-    """Return MAPPING with RULE, a key of _RULES, applied to every entry with an open question about its number of input
+    """Return MAPPING with RULE, a key of RULES, applied to every entry with an open question about its number of input
     channels: it gets the kernel made by this rule (the present one or an option), and the question is answered. If the
     question has no options (of a bias beside such a kernel), the expression stays. Other entries stay.
 
@@ -304,11 +304,11 @@ def _by_rule(entry: Entry, rule: str) -> Entry:
         raise RuleError(
             f"the rule {rule!r} does not lead from {asked.named[0]} input channels to {asked.named[1]}",
             where=printable(entry.target, 100),
-            hint=f"--input-channels {min(ways, key=list(_RULES).index)}",
+            hint=f"--input-channels {min(ways, key=list(RULES).index)}",
         )
     answer = f"input channels by the rule {rule!r}, as asked for"
     left = [q if q is not asked else replace(q, answer=answer) for q in entry.questions]
     return replace(entry, expr=ways[rule], questions=tuple(left), evidence=answer)
 
 
-__all__ = ["by_rule", "of_rows", "remedy"]
+__all__ = ["RULES", "by_rule", "of_rows", "remedy"]

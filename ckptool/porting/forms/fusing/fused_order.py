@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ....model_code.signature import Entry
 from ...expression import Expr, Shape
 from ...questions import Question, Reason, ask, ask_code
 from ...words import Fused, label, table
@@ -85,6 +86,8 @@ class _Projection:
         ordered: whether this order is certain: all code with this name keeps it, or its code names the parts.
         layout: "block", "heads" or "", as `layout_of` says.
         seen: into how many heads its code splits the rows of each part; 0 if it does not show it.
+        lost: whether its code was followed as far as this layer, and what it does with the output does not show the
+            layout.
     """
 
     one: Canon
@@ -96,6 +99,7 @@ class _Projection:
     ordered: bool
     layout: str
     seen: int
+    lost: bool
 
     def form(self, heads: int = 0) -> Form:
         """Return the form with the parts as they are here, in HEADS heads, without a question."""
@@ -136,7 +140,18 @@ def _projection(one: Canon, other: Parts, weight: Piece, kind: Fused, sizes: tup
     sizes = tuple(sizes[kind.parts.index(part)] for part in parts)
     layout, seen = layout_of(weight.entry, len(parts), sizes)
     ordered = kind.ordered or named
-    return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen if divides(seen, sizes) else 0)
+    seen = seen if divides(seen, sizes) else 0
+    lost = not layout and as_code_has_it(one, weight) and _is_followed(weight.entry)
+    return _Projection(one, other, weight, kind, parts, sizes, ordered, layout, seen, lost)
+
+
+def _is_followed(entry: Entry) -> bool:
+    """Return whether a forward pass uses ENTRY as the weight of a layer whose output is followed."""
+    return entry.used is not None and (entry.how in _FOLLOWED or entry.how.startswith("conv"))
+
+
+#: Functions of layers whose outputs are followed.
+_FOLLOWED = frozenset({"linear", "addmm", "matmul", "mm", "__matmul__"})
 
 
 def as_code_has_it(one: Canon, weight: Piece) -> bool:
@@ -172,10 +187,10 @@ def _as_model_splits(p: _Projection) -> Form | None:
 
 def _as_named(p: _Projection) -> Form | None:
     """Return the form with one part after the other, without a question, if the name is that of a parameter whose
-    layout torch defines (P.kind.fixed), or, for a projection of the target, if the name surely means it (P.kind.sure).
-    None for others.
+    layout torch defines (P.kind.fixed), or, for a projection of the target, if the name surely means it (P.kind.sure),
+    and its code does not do something else with it (P.lost). None for others.
     """
-    return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure) else None
+    return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure and not p.lost) else None
 
 
 def _of_experts(p: _Projection) -> Form | None:
@@ -198,10 +213,13 @@ def has_heads(kind: Fused) -> bool:
 def _halves(p: _Projection) -> Form | None:
     """Return the form of a gate and its value, one after the other, or in as many shares as its code shows (P.seen),
     without an open question if the name is sure; else with the question which is first, and the swapped order as the
-    other form. None for queries, keys and values.
+    other form. If code does something with it that does not show the halves (P.lost), it is asked whether the rows
+    alternate. None for queries, keys and values.
     """
     if has_heads(p.kind):
         return None
+    if p.lost and p.one.is_target:
+        return Form(p.parts, p.sizes, 0, ask(Reason.ROWS_TAKE_TURNS), (p.parts, p.sizes, p.sizes[0]))
     swapped = (p.parts[::-1], p.sizes[::-1], p.seen)
     surely = _as_source_splits(p) or p.form()
     return surely if p.kind.sure else Form(p.parts, p.sizes, p.seen, ask(Reason.WHICH_HALF), swapped)
@@ -262,11 +280,11 @@ def _as_source_splits(p: _Projection) -> Form | None:
 
 
 def _without_heads(p: _Projection) -> Form | None:
-    """Return the form with one part after the other, without a question, if the name surely means it (P.kind.sure), or
-    if the model has one head of keys for all queries (`_has_one_head`) or does not split keys into heads
+    """Return the form with one part after the other, without a question, if the name surely means it (P.kind.sure, not
+    P.lost), or if the model has one head of keys for all queries (`_has_one_head`) or does not split keys into heads
     (`_has_no_heads`). None for other projections.
     """
-    return p.form() if p.kind.sure or _has_one_head(p) or _has_no_heads(p) else None
+    return p.form() if (p.kind.sure and not p.lost) or _has_one_head(p) or _has_no_heads(p) else None
 
 
 def _has_one_head(p: _Projection) -> bool:

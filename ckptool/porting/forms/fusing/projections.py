@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from ....model_code.signature import Entry, Gate
+from ....model_code.signature import Entry, Gate, Layout
 from ...words import Fused, OfLibrary, cut, table
 from ..pieces import Canon, Name, Piece, squeezed
 from ..roles import role_of
@@ -118,22 +119,37 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
     Args:
         entry: the weight of the projection.
         parts: how many parts it has.
-        sizes: the rows of each part, if they are known. If they differ (keys and values of fewer heads), only a split
-            into blocks, or into groups of heads that each hold all parts, is recognised: the latter is a view as
-            [groups, parts of a group, width], where groups times width are the rows of the last part.
+        sizes: the rows of each part, if they are known; else all have equally many. If they differ (keys and values of
+            fewer heads), a reshape alone shows only groups of heads that each hold all parts.
     Returns:
         ("block", 0) if one part follows the other, as the two halves of a gate and its value do; ("heads", number of
         heads or groups) if each head holds a share of all parts; ("", 0) if the forward pass does not show which.
     """
-    kind, inner = entry.facts.layout
-    if kind == "block" or (not kind and entry.facts.gate is not None):
+    layout = entry.facts.layout
+    if layout.kind == "inside":
+        heads = layout.heads or layout.sizes[0]
+        return ("heads", heads) if all(size % heads == 0 for size in sizes) else ("", 0)
+    if layout.kind == "other":
+        return "", 0
+    halves = not layout.kind and entry.facts.gate is not None
+    if halves or (layout.kind == "block" and _are_blocks(layout, parts, sizes)):
         return "block", 0
     if len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+        inner = layout.sizes
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
-        return ("heads", inner[0]) if grouped else ("", 0)
-    if kind == "inside":
-        return "heads", inner[0]
-    return _layout_of_view(inner, parts)
+        return ("heads", inner[0]) if grouped and layout.kind != "block" else ("", 0)
+    found = _layout_of_view(layout.sizes, parts)
+    return found if layout.kind != "block" or found[0] == "block" else ("", 0)
+
+
+def _are_blocks(layout: Layout, parts: int, sizes: Sequence[int]) -> bool:
+    """Return whether code takes each of PARTS parts, of SIZES rows or of equally many, as a block of LAYOUT; one of
+    them may be what is left. True if LAYOUT does not say which blocks code takes.
+    """
+    if not layout.rows:
+        return True
+    edges = [*accumulate(sizes or [layout.rows // parts] * parts, initial=0)]
+    return edges[-1] == layout.rows and len({*pairwise(edges)} - {*layout.blocks}) <= 1
 
 
 def _layout_of_view(inner: tuple[int, ...], parts: int) -> tuple[str, int]:
@@ -166,5 +182,5 @@ def heads_of(entry: Entry) -> int:
     """Return into how many attention heads the forward pass reshapes the output of the projection ENTRY, if it reshapes
     it to [heads, width]; else 0.
     """
-    kind, inner = entry.facts.layout
-    return inner[0] if kind in ("grouped", "inside") and len(inner) == 2 else 0
+    inner = entry.facts.layout.sizes
+    return inner[0] if len(inner) == 2 else 0
