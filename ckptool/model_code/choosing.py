@@ -40,14 +40,16 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return name -> value for everything in MODULE that may be the model, in its order: instances (also imported
-    ones), classes of torch.nn.Module that it defines, and functions that it defines and that make a model.
+    """Return name -> value for all in MODULE that may be the model, in its order; names that begin with `_` do not count.
+    These are instances of torch.nn.Module (also imported ones), classes of torch.nn.Module that MODULE defines, and
+    functions that it defines and that make a model. One of these is enough for a function:
 
-    A function makes a model if its annotation for the result is a class of torch.nn.Module (also in a text, if it names
-    what is there when it runs), if it has a usual name (`build_model`, `get_net`), or if it returns an instance of a
-    class that no other class in MODULE mentions. Names that begin with `_` do not count. If nothing is found, the
-    functions that return any torch.nn.Module (`_gives_a_module`) count, without those that others of them mention; {}
-    if there are none.
+    - Its annotation for the result is a class of torch.nn.Module.
+    - It has a usual name (`build_model`, `get_net`; see `_makes_a_model`).
+    - It returns an instance of a class of MODULE that no other of its classes mentions (`_outermost`).
+
+    If there is nothing of all this, the result is the functions of MODULE that return any torch.nn.Module
+    (`_gives_a_module`), without those that others of them mention; {} if there are none.
     """
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     here = module.__name__
