@@ -40,9 +40,9 @@ def is_model(value: Any) -> bool:
 
 
 def choices(module: Any) -> dict[str, Any]:
-    """Return name -> value for all in MODULE that may be the model, in its order; names that begin with `_` do not count.
-    These are instances of torch.nn.Module (also imported ones), classes of torch.nn.Module that MODULE defines, and
-    functions that it defines and that make a model. One of these is enough for a function:
+    """Return name -> value for all in MODULE that may be the model, in its order; names that begin with `_` do not
+    count. These are instances of torch.nn.Module (also imported ones), classes of torch.nn.Module that MODULE defines,
+    and functions that it defines and that make a model. One of these is enough for a function:
 
     - Its annotation for the result is a class of torch.nn.Module.
     - It has a usual name (`build_model`, `get_net`; see `_makes_a_model`).

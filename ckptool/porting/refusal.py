@@ -112,13 +112,14 @@ def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) ->
 
 
 def _rule(target: str, source: str, mapping: Mapping) -> str | None:
-    """Return a hint (OLD=NEW) that renames the key SOURCE to TARGET, the first of these two that can be used; else None:
+    """Return a hint (OLD=NEW) that renames the key SOURCE to TARGET, the first of these two that can be used; else
+    None:
 
     - the two keys without the components that both end with: "b.c=a" for the source `b.c.x.w` and the target `a.x.w`;
     - the whole keys: "b.c.x.w=a.x.w".
 
-    It cannot be used if OLD is empty or begins with `re:`, if OLD or NEW has `=`, `{`, `}` or `*` in it, or if it gives one
-    name to two keys of the source of MAPPING. NEW may be empty.
+    It cannot be used if OLD is empty or begins with `re:`, if OLD or NEW has `=`, `{`, `}` or `*` in it, or if it gives
+    one name to two keys of the source of MAPPING. NEW may be empty.
     """
     own, theirs = (head.removesuffix(".") for head in different(target, source))
     for old, new in ((theirs, own), (source, target)):

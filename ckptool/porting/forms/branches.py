@@ -131,17 +131,17 @@ class Branches:
             self._count(path, held)
 
     def _count(self, path: tuple[str, ...], held: Mapping[str, list[Pair]]) -> None:
-        """Count how many couples of parts of the module PATH keep each order, and how many reverse it (`_vote`). HELD has name
-        of a part -> the pairs in it. The first pair without a doubt stands for a part.
+        """Count how many couples of parts of the module PATH keep each order, and how many reverse it (`_vote`). HELD
+        has name of a part -> the pairs in it. The first pair without a doubt stands for a part.
 
-        A couple is two of the first 24 parts. It is left out if the contents of the two are equal, if one takes the output of
-        the other, if one has no pair without a doubt, or if these pairs are not known to be parallel.
+        A couple is two of the first 24 parts. It is left out if the contents of the two are equal, if one takes the
+        output of the other, if one has no pair without a doubt, or if these pairs are not known to be parallel.
 
-        A couple that keeps an order is counted for its own two branches alone if an earlier couple of this module comes from
-        the same choice of the code, whatever that couple says: each of its two parts is one part of this couple (not both the
-        same), or before or behind one in the forward pass (`q`, `k` for `q_norm`, `k_norm`). A couple is also counted for
-        look-alikes in a numbered list, but no more, if an earlier couple about this order has equal contents in the same order
-        (one branch, and another look-alike).
+        A couple that keeps an order is counted for its own two branches alone if an earlier couple of this module comes
+        from the same choice of the code, whatever that couple says: each of its two parts is one part of this couple
+        (not both the same), or before or behind one in the forward pass (`q`, `k` for `q_norm`, `k_norm`). A couple is
+        also counted for look-alikes in a numbered list, but no more, if an earlier couple about this order has equal
+        contents in the same order (one branch, and another look-alike).
         """
         apart = _Apart(held)
         seen: list[tuple[str, str]] = []

@@ -61,8 +61,8 @@ def fold_norms(filling: Filling) -> None:
 
 
 def finish_folds(filling: Filling) -> None:
-    """Fold each norm that `fold_norms` planned into the weight and bias of its layer (the layer before the norm, or else the
-    one after it), and add a question about each of the two. Call this after all that decides about the layers.
+    """Fold each norm that `fold_norms` planned into the weight and bias of its layer (the layer before the norm, or
+    else the one after it), and add a question about each of the two. Call this after all that decides about the layers.
     """
     for _, fold in filling.planned:
         fold(filling)

@@ -174,9 +174,9 @@ def _parts_of(unit: Unit) -> int:
 
 
 def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
-    """Return (the part that UNIT returns first by its name, "shift" or "scale"; whether all code with this name agrees). A
-    phrase of the vocabulary (`modulation`) in the last three components of its path decides: the one with most words, or of
-    several with as many, the first in the path (`film` in `film.modulation`). None without a phrase.
+    """Return (the part that UNIT returns first by its name, "shift" or "scale"; whether all code with this name
+    agrees). A phrase of the vocabulary (`modulation`) in the last three components of its path decides: the one with
+    most words, or of several with as many, the first in the path (`film` in `film.modulation`). None without a phrase.
     """
     known = table().modulation
     words = words_of(unit.path[-3:])

@@ -103,8 +103,8 @@ def _module_of(unit: Unit) -> Path:
 
 
 def _names(unit: Unit) -> tuple[str, ...]:
-    """Return the names that code gives to the parts of the output of UNIT, in their order, "" for a part without a name; ()
-    if code is not known to divide it.
+    """Return the names that code gives to the parts of the output of UNIT, in their order, "" for a part without a
+    name; () if code is not known to divide it.
     """
     return tuple(part.name for part in unit.main.entry.facts.parts)
 

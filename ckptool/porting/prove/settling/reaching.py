@@ -145,10 +145,10 @@ def change_settings(reached: Reached) -> None:
 
 
 def _look_for_causes(reached: Reached) -> None:
-    """Look for settings that make the models of REACHED differ (`causes`), and note what is found in its `causes`, `before`
-    and `after`, in place of what was there: the settings, and the comparisons in float64 with the model's own settings and
-    with these. The model keeps these settings until `restored`. If none are found, `causes` is [], and `before` and `after`
-    are one comparison, or None.
+    """Look for settings that make the models of REACHED differ (`causes`), and note what is found in its `causes`,
+    `before` and `after`, in place of what was there: the settings, and the comparisons in float64 with the model's own
+    settings and with these. The model keeps these settings until `restored`. If none are found, `causes` is [], and
+    `before` and `after` are one comparison, or None.
     """
     found = causes(reached.codes, reached.trial, reached.entries, reached.seen)
     reached.causes, reached.before, reached.after = found
