@@ -105,9 +105,10 @@ class Reason(Enum):
     )
     COMPANY_FOR_SWAP = (
         Topic.SWAP,
-        "the neighbouring layers fit better if this layer and the layer that got {} of the source exchange their "
-        "tensors; check which of these two tensors the source's code uses in this layer, and if it is not the chosen "
-        "one, exchange the tensors of the two layers (among the alternatives below)",
+        "certain pairs of nearby layers show, by their paths, words, numbers or places in the forward pass, that this "
+        "layer and the layer that got {} of the source may have each other's tensor; check which of these two tensors "
+        "the source's code uses in this layer, and if it is not the chosen one, exchange the tensors of the two "
+        "layers (among the alternatives below)",
     )
     BESIDE_FOR_SWAP = (
         Topic.SWAP,
@@ -442,9 +443,10 @@ class Reason(Enum):
     )
     JOINED_BY_HEADS = (
         Topic.OTHER,
-        "queries, keys and values are one tensor in one of the codes only, and it was taken to hold one after the "
-        "other, but may hold q, k and v of the first head, then of the next; check how the code that has this tensor "
-        "splits it: if it does so head by head, write of_heads or by_heads in the mapping file",
+        "two or three of queries, keys and values, with different numbers of rows, are one tensor in only one of the "
+        "codes, and it was taken to hold one after the other, but it may hold the rows of each of them for the first "
+        "head, then for the next; check how the code that has this tensor splits it: if it makes heads first (view), "
+        "write of_heads (which takes a part out) or by_heads (which joins parts) in the mapping file",
     )
     HEADS_ARRANGED = (
         Topic.OTHER,
@@ -491,9 +493,10 @@ class Reason(Enum):
     )
     LAYERS_OF_BLOCK = (
         Topic.OTHER,
-        "several tensors in one of the codes are one tensor in the other code, and the same layer of all blocks was "
-        "taken to be one tensor, but that may hold all layers of one block; check in the code that has this tensor "
-        "what it splits it into, and correct it in the mapping file if that is the layers of one block",
+        "several tensors in one of the codes are one tensor in the other code, and this one tensor was taken to hold "
+        "the same layer of all blocks (such as the queries of each block), but it may hold all layers of one block "
+        "(its queries, keys and values); check in the code that has the one tensor what it splits it into, and if "
+        "that is the layers of one block, write the expressions so in the mapping file",
     )
     NORMS_AS_ONE = (
         Topic.OTHER,
@@ -717,9 +720,10 @@ class Reason(Enum):
     )
     TABLES_JOINED = (
         Topic.OTHER,
-        "this layer takes rows of several tables, concatenated, and only the source's code shows in which order; the "
-        "model's order was assumed, in which the file holds the tables, too; check torch.cat in both codes: if they "
-        "have the same order, take the plain tensor, and if not, the reordered one",
+        "this layer takes rows of several tables, concatenated, and the file does not show in which order the "
+        "source's code concatenates them; the plain tensor was taken, as for the model's order, in which the file "
+        "lists the tables, too; check torch.cat in both codes: if the two orders are opposite, take the alternative "
+        "below, and if they differ otherwise, reorder the columns in the mapping file",
     )
     BRANCHES_GUESSED = (
         Topic.OTHER,
@@ -747,9 +751,10 @@ class Reason(Enum):
     )
     EQUALISED = (
         Topic.OTHER,
-        "the source's weights have the same spread in every layer, as if its code multiplies each by 1 / sqrt(its "
-        "number of inputs) (equalised learning rate), and they were copied without this factor; check the forward of "
-        "the source's layers for such a factor: if it is there, take the alternative below with the same factor",
+        "the source's weights in nearly all layers are so large that its code may multiply them by 1 / sqrt(number of "
+        "inputs) or a similar factor (equalised learning rate), and they were copied without a factor; check the "
+        "forward of these layers in both codes: if only the source's code has such a factor, take the alternative "
+        "below with the same factor",
     )
     EQUALISED_BIAS = (
         Topic.OTHER,
