@@ -59,6 +59,39 @@ def test_what_has_a_number_is_known_by_the_order_of_use_in_the_model_that_was_ex
     torch.testing.assert_close(own(x), theirs(x))
 
 
+def test_the_code_of_the_graph_does_not_turn_matrices_a_second_time() -> None:
+    import ckptool
+
+    class Graph(torch.nn.Module):
+        """Multiplies with the matrices as they are in the file."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            held = torch.nn.ModuleDict({"a": torch.nn.Module(), "b": torch.nn.Module()})
+            held["a"].bias, held["b"].bias = (torch.nn.Parameter(torch.randn(n)) for n in (6, 4))
+            self.a, self.b = held["a"], held["b"]
+            self.register_parameter("onnx::MatMul_7", torch.nn.Parameter(torch.randn(6, 6)))
+            self.register_parameter("onnx::MatMul_9", torch.nn.Parameter(torch.randn(6, 4)))
+
+        def forward(self, x: Any) -> Any:
+            first, second = (getattr(self, f"onnx::MatMul_{n}") for n in (7, 9))
+            return torch.matmul((torch.matmul(x, first) + self.a.bias).relu(), second) + self.b.bias
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x).relu())
+
+    torch.manual_seed(0)
+    theirs, own, x = Graph(), Layers(), torch.randn(2, 6)
+    mapping = ckptool.transfer(theirs.state_dict(), own, source_model=theirs, inputs=["float32[2,6]"], prove=False)
+    ckptool.load_into(own, theirs.state_dict(), mapping=mapping)
+    torch.testing.assert_close(own(x), theirs(x))
+
+
 def test_under_other_names_it_is_a_guess_which_matrix_belongs_to_which_bias() -> None:
     theirs, own = Net(("k", "q", "v")), Net(("keys", "queries", "values"))
     mapping = transfer(exported(theirs), own)

@@ -27,7 +27,8 @@ _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """Bring PIECE of the side CANON from inputs first into torch's layout (outputs first), if its use or its name says
-    that it has inputs first; else leave it as it is. The first case that applies decides:
+    that it has inputs first; else leave it as it is, as a piece that is in torch's layout already (`placed`). The first
+    case that applies decides:
 
       - on the target, the forward pass or the name `kernel` (`_is_stored_turned`);
       - for a matrix of the source, unless its name says that inputs are first (`kernel`), the source's code, if that
@@ -37,6 +38,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     In the last case, a tensor with three dimensions and sizes in BARE, those of bare parameters of the model, is left
     as it is, unless its name is that of a depthwise kernel.
     """
+    if piece.placed:
+        return
     named = piece.leaf in table().inputs_first
     shown = not named and len(piece.shape) == 2 and piece.entry.facts.inputs_first is not None
     if shown and not canon.is_target:

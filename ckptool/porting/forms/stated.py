@@ -455,6 +455,7 @@ def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Pa
             piece,
             path=path,
             shape=piece.shape[::-1],
+            placed=True,  # the source's code would have it turned once more
             order=piece.order if bias is None else bias.order - 0.5,
             words=piece.words if bias is None else bias.words,
         )
