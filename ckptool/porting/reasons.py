@@ -775,6 +775,12 @@ class Reason(Enum):
         "the tensor was rescaled; check the model's code: if it applies the missing factor elsewhere (such as to the "
         "output of this layer), take the plain tensor",
     )
+    FACTOR_OF_INPUT = (
+        Topic.OTHER,
+        "the source's code multiplies its input by {}, and the model's code by {}, as if the two expect inputs of "
+        "other ranges (0 to 1, and 0 to 255), so the tensor was taken as it is; check which inputs the model will get: "
+        "if they are the same numbers that the source's code gets, take the alternative below",
+    )
     TABLE_SCALED = (
         Topic.OTHER,
         "the values of this table are as small as in code that multiplies its rows by the square root of their width, "

@@ -166,3 +166,31 @@ def test_the_factor_of_a_table_is_none_of_the_last_layer_that_is_tied_to_it() ->
     mapping = ckptool.transfer(apart, Words(tied=False), source_model=source, prove=False)
     assert str(mapping["out.weight"].expr) == "out.weight"
     assert not mapping.having("guessed")
+
+
+@pytest.mark.parametrize("all_layers", [False, True])
+def test_a_factor_of_the_first_layer_alone_is_one_of_the_pictures(all_layers: bool) -> None:
+    """As in super-resolution, where one code takes values from 0 to 1, and the other from 0 to 255."""
+
+    class Net(nn.Module):
+        def __init__(self, names: str, times: float) -> None:
+            super().__init__()
+            self.times, self.names = times, names.split()
+            for name, (i, o) in zip(self.names, ((3, 6), (6, 7), (7, 5)), strict=True):
+                self.add_module(name, nn.Conv2d(i, o, 3))
+
+        def forward(self, x: Any) -> Any:
+            x = x * self.times
+            for name in self.names:
+                x = getattr(self, name)(x)
+                x = x * self.times if all_layers else x.relu()
+            return x
+
+    theirs, own = Net("head body tail", 1.0), Net("conv_first conv_mid conv_last", 255.0)
+    mapping = ckptool.transfer(
+        theirs.state_dict(), own, source_model=theirs, inputs=["float32[2,3,16,16]"], prove=False
+    )
+    first = mapping["conv_first.weight"]
+    assert first.status == "guessed"
+    assert str(first.expr).startswith("scale(head.weight" if all_layers else "head.weight")
+    assert [str(rival).startswith("scale") for rival in first.rivals] == [not all_layers]

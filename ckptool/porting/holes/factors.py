@@ -185,8 +185,12 @@ def multiplied_in_code(filling: Filling) -> None:
     tensor and the other does not.
 
     Each such tensor gets a question with the plain tensor as the option, which is right if the model has the missing
-    factor at another place, such as on the layer's output.
+    factor at another place, such as on the layer's output. But if the numbers differ only in layers that take the input
+    of one of the two codes (`_takes_input`), and in no others, the two codes expect inputs of other ranges (0 to 1, 0
+    to 255): then the tensors stay, and the multiplied ones are the options.
     """
+    differing: list[tuple[Filled, float, float, bool]] = []
+    equal = 0
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece, own = t.pieces.get(hole.role), s.pieces.get(hole.role)
@@ -195,9 +199,23 @@ def multiplied_in_code(filling: Filling) -> None:
         if (piece.entry.how == "embedding") != (own.entry.how == "embedding"):
             continue  # of a matrix tied to a table, the number is known that the rows of the table are multiplied by
         here, there = piece.entry.facts.times, own.entry.facts.times
-        if here and there and not isclose(here, there, rel_tol=1e-6):  # 1 / 3 and a number that stands for it
-            factor = partial(ex.scale, value=there / here)
-            filled.ask(Reason.FACTOR_IN_CODE, f"{there:g}", f"{here:g}", other=factor, exchange=True)
+        if here and there and isclose(here, there, rel_tol=1e-6):  # 1 / 3 and a number that stands for it
+            equal += 1
+        elif here and there:
+            differing.append((filled, there, here, _takes_input(piece) or _takes_input(own)))
+    of_input = bool(equal) and all(first for *_, first in differing)
+    reason = Reason.FACTOR_OF_INPUT if of_input else Reason.FACTOR_IN_CODE
+    for filled, there, here, _ in differing:
+        factor = partial(ex.scale, value=there / here)
+        filled.ask(reason, f"{there:g}", f"{here:g}", other=factor, exchange=not of_input)
+
+
+def _takes_input(piece: Piece) -> bool:
+    """Return whether PIECE is the weight of a linear layer or convolution that is before all others in the forward pass
+    of its code.
+    """
+    flow, how = piece.entry.facts.flow, piece.entry.how
+    return flow is not None and not flow.before and how.startswith(("linear", "conv"))
 
 
 __all__ = ["equalised", "multiplied_in_code", "scaled_tables"]
