@@ -273,6 +273,21 @@ def test_tubes_of_videos_are_listed_in_the_order_that_the_code_with_the_linear_l
     assert same_outputs(mapping, theirs, own, torch.randn(2, 3, 4, 8, 8))
 
 
+class TubesOfFrames(Tubes):
+    """Takes videos with their frames first."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.transpose(1, 2))
+
+
+@pytest.mark.parametrize("order", ["thwc", "hwtc", "cthw"])
+def test_a_video_may_have_its_frames_first(order: str) -> None:
+    theirs, own = TubesOfFrames(""), TubesOfFrames(order)
+    mapping = ported(theirs, own, "float32[2,4,3,8,12]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 4, 3, 8, 12))
+
+
 # ---------------------------------------------------------------------------------------------------------- norms
 
 

@@ -1,8 +1,8 @@
 """The order in which code lists the numbers of a patch, if it cuts pictures into patches for a linear layer.
 
 A picture [n, c, h, w] becomes [n, c, rows, p, columns, q] by a reshape, is permuted, and is flattened again; or
-`unfold` does this; a video [n, c, t, h, w] is cut in time, too. This module follows only which of the dimensions end up
-inside the last one, and in which order.
+`unfold` does this; a video [n, c, t, h, w] or [n, t, c, h, w] is cut in time, too. This module follows only which of
+the dimensions end up inside the last one, and in which order.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 from ..call import TURNS, Call, turned_to
 
-#: What the dimensions of a picture and of a video are called, by their number, and what each of them becomes when it is
-#: cut into patches: the place of a patch (a capital letter) and the place in it.
-_PICTURES = {4: ("N", "c", "h", "w"), 5: ("N", "c", "t", "h", "w")}
+#: What the dimensions of a picture and of a video may be called, by their number, and what each of them becomes when it
+#: is cut into patches: the place of a patch (a capital letter) and the place in it. A video has its channels first, or
+#: its frames.
+_PICTURES = {4: (("N", "c", "h", "w"),), 5: (("N", "c", "t", "h", "w"), ("N", "t", "c", "h", "w"))}
 _CUT = {"t": ("T", "t"), "h": ("H", "h"), "w": ("W", "w")}
 
 
@@ -22,16 +23,18 @@ class Patches:
     """Follows pictures that code cuts into patches, until each row of a tensor holds the numbers of one patch."""
 
     def __init__(self) -> None:
-        self._dims: dict[int, tuple[str, ...]] = {}  # id of a tensor -> the letters in each of its dimensions
+        #: id of a tensor -> ways to name its dimensions: the letters in each of them
+        self._ways: dict[int, list[tuple[str, ...]]] = {}
 
     def order_of(self, value: Any) -> str:
         """Return the order in which each row of the tensor VALUE lists the numbers of its patch: the letters c, h, w
         ("chw", "hwc"), with t for a video ("thwc").
 
-        "" if VALUE was not followed, or if its last dimension does not hold just these.
+        "" if VALUE was not followed, or if not just one of the ways to name its dimensions has just these in the last.
         """
-        last = self._dims.get(id(value), ("",))[-1]
-        return last if "".join(sorted(last)) in ("chw", "chtw") else ""
+        lasts = {dims[-1] for dims in self._ways.get(id(value), ())}
+        orders = [last for last in lasts if "".join(sorted(last)) in ("chw", "chtw")]
+        return orders[0] if len(orders) == 1 else ""
 
     def see(self, call: Call, learned: Callable[[Any], bool]) -> None:
         """Note which dimensions of a picture or a video each dimension of the result of CALL holds, if its first
@@ -39,19 +42,19 @@ class Patches:
         it. The results of other functions are not followed.
 
         A tensor with four or five dimensions that is not followed and was not computed from weights (LEARNED: tensor ->
-        whether it was) is taken for a picture [n, c, h, w] or a video [n, c, t, h, w], and followed from there.
-        `unfold` counts only for a picture that is not cut yet. A result whose first dimension is n and c together is
-        not followed.
+        whether it was) is taken for a picture [n, c, h, w], or for a video with its channels or its frames first, and
+        followed from there: whichever of the two the code cuts so. `unfold` counts only for a picture that is not cut
+        yet. A result whose first dimension is n and c together is not followed.
         """
         first, result = call.first, call.result
         if not hasattr(result, "shape") or not hasattr(first, "shape"):
             return
-        dims = self._dims.get(id(first))
-        if dims is None and not learned(first):
-            dims = _PICTURES.get(len(first.shape))
-        made = None if dims is None else _after(call, dims)
-        if made is not None and made[0] != "Nc":  # a video with its frames first, which become pictures
-            self._dims[id(result)] = made
+        ways: Sequence[tuple[str, ...]] = self._ways.get(id(first), ())
+        if not ways and not learned(first):
+            ways = _PICTURES.get(len(first.shape), ())
+        made = [after for dims in ways if (after := _after(call, dims)) is not None and after[0] != "Nc"]
+        if made:
+            self._ways[id(result)] = made
 
 
 def _after(call: Call, dims: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -60,7 +63,7 @@ def _after(call: Call, dims: tuple[str, ...]) -> tuple[str, ...] | None:
         return _cut_or_joined(dims, call.first.shape, after)
     if call.name in ("contiguous", "clone", "to", "float"):
         return dims
-    if call.name == "unfold" and dims == _PICTURES[4] and len(after) == 3:
+    if call.name == "unfold" and dims in _PICTURES[4] and len(after) == 3:
         return ("N", "chw", "HW")
     turned = turned_to(call.name, call.args, len(dims), call.kwargs) if call.name in TURNS else None
     return None if turned is None else tuple(dims[n] for n in turned)
