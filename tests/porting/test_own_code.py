@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ckptool.porting.forms.own_code import named_alike
 
 CODE = {"conv.weight": (4, 3), "conv.bias": (4,), "fc.weight": (2, 4)}
@@ -19,6 +21,13 @@ def test_a_place_that_the_code_does_not_have_is_passed_over() -> None:
     assert named_alike(CODE, {**below("module.encoder."), "queue": (9,)}) == [
         {key: f"module.encoder.{key}" for key in CODE}
     ]
+
+
+@pytest.mark.parametrize("place", ["", "module.", "alphafold/evoformer//"])
+@pytest.mark.parametrize("around", ["net.", "lit.params."])
+def test_modules_around_all_of_the_code_need_not_be_in_the_file(around: str, place: str) -> None:
+    (way,) = named_alike(below(around), below(place))
+    assert way == {f"{around}{key}": f"{place}{key}" for key in CODE}
 
 
 def test_several_copies_are_several_ways() -> None:

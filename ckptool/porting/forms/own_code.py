@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from ...keys import unwrap
 from ..expression import Shape
@@ -59,7 +60,8 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Fo
     CODE, and has its sizes; None in its place if FILE has two such keys. A key of CODE that FILE does not have has {}.
 
     Prefixes have at most seven components. Names are compared as `_words` gives them; the name of a key of CODE is the
-    key, or the key without wrappers around all keys of CODE (`module.`).
+    key, or the key without wrappers around all keys of CODE (`module.`), or without the modules around all of them: the
+    file may hold what code has in a module of its own (`self.net`).
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:
@@ -67,10 +69,12 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Fo
         for depth in range(min(len(words), 8)):
             ends.setdefault(words[depth:], []).append((words[:depth], key))
     short = unwrap(list(code))
+    columns = zip(*(_words(key)[:-1] for key in code), strict=False)
+    around = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
     found: _Found = {}
     for key, shape in code.items():
         below: dict[_Path, str | None] = {}
-        for words in dict.fromkeys((_words(key), _words(short[key]))):
+        for words in dict.fromkeys((_words(key), _words(short[key]), _words(key)[around:])):
             for place, held in ends.get(words, ()):
                 if file[held] == shape and held != below.get(place):
                     below[place] = None if place in below else held
