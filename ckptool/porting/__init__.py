@@ -235,24 +235,22 @@ def transfer(
     if input_channels is not None:
         found = by_rule(found, input_channels)
     matched = mapping is None and by != "position"
-    if reference is not None or prove or (prove is None and matched and source_model is not None):
+    codes = {"inputs": given, "source_inputs": own}
+    if reference is not None or prove:
+        from .prove import prove as prove_mapping
+        from .prove import prove_against
         from .prove.source_code import values_kept
 
-        told: dict[str, Any] = {"progress": progress}
-        codes = {"inputs": given, "source_inputs": own}
+        told: dict[str, Any] = {"patience": patience, "progress": progress}
         with values_kept(source_model, model):
             if reference is not None:
-                from .prove import prove_against
+                found = prove_against(found, ckpt, model, reference, **told)
+            else:  # which may find what matching does not
+                found = prove_mapping(found, ckpt, source_model, model, **codes, **told)
+    elif prove is None and matched and source_model is not None:
+        from .prove.unasked import prove_unasked
 
-                found = prove_against(found, ckpt, model, reference, patience=patience, **told)
-            elif prove:  # which may find what matching does not
-                from .prove import prove as prove_mapping
-
-                found = prove_mapping(found, ckpt, source_model, model, patience=patience, **codes, **told)
-            else:
-                from .prove.unasked import prove_unasked
-
-                found = prove_unasked(found, ckpt, source_model, model, **codes, **told)
+        found = prove_unasked(found, ckpt, source_model, model, progress=progress, **codes)
     if matched:
         require_fit(found, ckpt, target)
     require_types(found, ckpt)

@@ -194,3 +194,21 @@ def test_a_factor_of_the_first_layer_alone_is_one_of_the_pictures(all_layers: bo
     assert first.status == "guessed"
     assert str(first.expr).startswith("scale(head.weight" if all_layers else "head.weight")
     assert [str(rival).startswith("scale") for rival in first.rivals] == [not all_layers]
+
+
+def test_a_proof_that_begins_behind_the_factor_of_an_input_leaves_the_question_about_it() -> None:
+    class Net(nn.Module):
+        def __init__(self, names: str, times: float) -> None:
+            super().__init__()
+            self.times, self.names = times, names.split()
+            for name, (i, o) in zip(self.names, ((3, 6), (6, 7)), strict=True):
+                self.add_module(name, nn.Conv2d(i, o, 3))
+
+        def forward(self, x: Any) -> Any:
+            first, second = (getattr(self, name) for name in self.names)
+            return second(first(x * self.times).relu())
+
+    theirs, own = Net("a b", 1 / 255), Net("c d", 1.0)
+    mapping = ckptool.transfer(theirs.state_dict(), own, source_model=theirs)
+    assert str(mapping["c.weight"].expr) == "a.weight"
+    assert mapping["c.weight"].status == "guessed"

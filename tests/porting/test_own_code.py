@@ -30,6 +30,11 @@ def test_modules_around_all_of_the_code_need_not_be_in_the_file(around: str, pla
     assert way == {f"{around}{key}": f"{place}{key}" for key in CODE}
 
 
+def test_the_whole_name_of_the_code_goes_before_its_end() -> None:
+    (way,) = named_alike(below("net."), {**below("net."), **below("")})
+    assert way == {f"net.{key}": f"net.{key}" for key in CODE}
+
+
 def test_several_copies_are_several_ways() -> None:
     ways = named_alike(CODE, below("encoder_q.", "encoder_k."))
     assert sorted(way["fc.weight"] for way in ways) == ["encoder_k.fc.weight", "encoder_q.fc.weight"]

@@ -70,3 +70,38 @@ def test_inputs_on_which_nothing_runs_are_no_error() -> None:
     assert ported(None, spec="float32[2,7]") == ported(False, spec="float32[2,7]")
     with pytest.raises(ckptool.CheckpointError):
         ported(True, spec="float32[2,7]")
+
+
+class Streaming(nn.Module):
+    """Keeps what it has seen in its buffers, and has one whose elements share their memory."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Linear(4, 4))
+        self.register_buffer("state", torch.zeros(1, 4))
+        self.register_buffer("places", torch.arange(4.0).expand(2, 4), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        h = getattr(self, self.name)(x + self.state + self.places)
+        self.state = h[:1].detach()
+        return h
+
+
+@pytest.mark.parametrize("prove", [None, True])
+def test_buffers_that_a_run_replaces_are_those_of_the_caller_again(prove: bool | None) -> None:
+    source, model = Streaming("a"), Streaming("b")
+    states = [one.state for one in (source, model)]
+    ckptool.transfer(Streaming("a").state_dict(), model, source_model=source, inputs=["float32[2,4]"], prove=prove)
+    for one, state in zip((source, model), states, strict=True):
+        assert one.state is state
+        assert not state.any()
+        one(torch.randn(2, 4))
+
+
+def test_a_proof_that_takes_long_or_fails_stops_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(unasked, "_LONGEST", -1.0)
+        assert ported(None) == ported(False)
+    monkeypatch.setattr("ckptool.porting.prove.prove", lambda *_, **__: 1 / 0)
+    assert ported(None) == ported(False)

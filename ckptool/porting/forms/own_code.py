@@ -28,7 +28,8 @@ def named_alike(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
     """Return a list of dicts, key of the code -> key of the file: the two have equal sizes and equal names, that of the
-    file below a prefix of at most seven components (`module.encoder`).
+    file below a prefix of at most seven components (`module.encoder`). If no key is found so, the modules around all of
+    the code's keys do not count: the file may hold what the code has in a module of its own (`self.net`).
 
     Args:
         code: keys of the code with their shapes.
@@ -42,7 +43,19 @@ def named_alike(
         shortest with the most keys. Else []. Optional keys are in a dict where they are found. Several dicts are in the
         order of their prefixes.
     """
-    found = _below_prefixes(code, file)
+    columns = zip(*(_words(key)[:-1] for key in code), strict=False)
+    around = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
+    for skipped in (0, around) if around else (0,):
+        if ways := [way for way in _ways(code, file, optional, share, skipped) if way]:
+            return ways
+    return []
+
+
+def _ways(
+    code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str], share: float, skipped: int
+) -> list[dict[str, str]]:
+    """Return what `named_alike` returns, if the first SKIPPED components of the keys of CODE do not count."""
+    found = _below_prefixes(code, file, skipped)
     needed = [key for key in code if key not in optional]
     places = Counter(place for key in needed for place in found[key])
     most = max(places.values(), default=0)
@@ -55,13 +68,13 @@ def named_alike(
     return [_one_way(found, place) for place in near if len(place) == min(map(len, near))]
 
 
-def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Found:
+def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape], skipped: int) -> _Found:
     """Return key of CODE -> prefix (components) -> key of FILE that consists of this prefix and the name of the key of
     CODE, and has its sizes; None in its place if FILE has two such keys. A key of CODE that FILE does not have has {}.
 
     Prefixes have at most seven components. Names are compared as `_words` gives them; the name of a key of CODE is the
-    key, or the key without wrappers around all keys of CODE (`module.`), or without the modules around all of them: the
-    file may hold what code has in a module of its own (`self.net`).
+    key, or the key without wrappers around all keys of CODE (`module.`); or, if SKIPPED is not 0, the key without so
+    many first components.
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:
@@ -69,12 +82,11 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape]) -> _Fo
         for depth in range(min(len(words), 8)):
             ends.setdefault(words[depth:], []).append((words[:depth], key))
     short = unwrap(list(code))
-    columns = zip(*(_words(key)[:-1] for key in code), strict=False)
-    around = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
     found: _Found = {}
     for key, shape in code.items():
         below: dict[_Path, str | None] = {}
-        for words in dict.fromkeys((_words(key), _words(short[key]), _words(key)[around:])):
+        names = (_words(key)[skipped:],) if skipped else (_words(key), _words(short[key]))
+        for words in dict.fromkeys(names):
             for place, held in ends.get(words, ()):
                 if file[held] == shape and held != below.get(place):
                     below[place] = None if place in below else held

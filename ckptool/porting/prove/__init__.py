@@ -126,6 +126,8 @@ def prove(
         if plain is not None and _is_equal(found := proved_on(plain)):
             return found
         found = _with_counters(_proved(mapping, trial, code, both, theirs, own))
+        if any(link.how == "part" for link in both.links):
+            found = _with_doubts_about_inputs(found, mapping)
         return _doubt_inputs(found, trial, both) if both.is_turned and _is_equal(found) else found
 
     return proved_on(both)
@@ -149,6 +151,21 @@ def _with_counters(found: Mapping) -> Mapping:
         if counter in found.source_shapes:
             entries[e.target] = replace(e, expr=ex.of(counter), default=False, evidence="counts for its statistics")
     return found.with_entries(list(entries.values()))
+
+
+def _with_doubts_about_inputs(found: Mapping, mapping: Mapping) -> Mapping:
+    """Return FOUND with the entries of MAPPING that have an open question about the factor of an input, if their
+    expressions stayed: a proof that begins inside of the source's code does not see what that code does before.
+    """
+    before = {e.target: e for e in mapping.entries}
+    entries = [
+        old
+        if (old := before[e.target]).expr == e.expr
+        and any(q.is_open and q.reason is Reason.FACTOR_OF_INPUT for q in old.questions)
+        else e
+        for e in found.entries
+    ]
+    return found.with_entries(entries)
 
 
 def _is_equal(found: Mapping) -> bool:

@@ -37,18 +37,24 @@ def built(model: Any) -> torch.nn.Module:
 
 @contextmanager
 def values_kept(*models: Any) -> Iterator[None]:
-    """Give each of MODELS that is a module its own parameters and buffers back at the end: a proof loads weights into
-    the modules of its caller, too. Tensors on the meta device have no values, and stay.
+    """Give each of MODELS that is a module its own parameters and buffers back at the end, with their values: a proof
+    loads weights into the modules of its caller, and code may put other tensors in their places when it runs. Tensors
+    on the meta device have no values, and stay.
     """
-    modules = [model for model in models if isinstance(model, torch.nn.Module)]
-    held = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not t.is_meta]
-    values = [t.detach().clone() for t in held]
+    modules = [m for model in models if isinstance(model, torch.nn.Module) for m in model.modules()]
+    slots = [(held, dict(held)) for m in modules for held in (m._parameters, m._buffers)]
+    tensors = {id(t): t for _, kept in slots for t in kept.values() if t is not None and not t.is_meta}
+    values = {key: t.detach().clone() for key, t in tensors.items()}
     try:
         yield
     finally:
+        for held, kept in slots:
+            held.clear()
+            held.update(kept)
         with torch.no_grad():
-            for tensor, value in zip(held, values, strict=True):
-                tensor.copy_(value)
+            for key, value in values.items():
+                if not torch.equal(tensors[key], value):
+                    tensors[key].copy_(value)
 
 
 @dataclass(frozen=True, slots=True)

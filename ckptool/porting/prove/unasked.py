@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CheckpointError
+import torch
+
 from ..mapping import Mapping
 from .trial import Tell
 
@@ -16,6 +19,9 @@ MOST_VALUES = 50_000_000
 
 #: Seconds that the search for other weights may take.
 _PATIENCE = 10.0
+
+#: Seconds after which no further step of the proof begins. A run that has begun ends.
+_LONGEST = 20.0
 
 
 def prove_unasked(
@@ -32,27 +38,37 @@ def prove_unasked(
     takes at most 10 seconds). If outputs differ, return MAPPING with a note that says where: the codes may differ in
     more than names, so this is no doubt about a key.
 
-    Return MAPPING as it is if the file or the model has more than 50 million values, if nothing could be compared, or
-    if no proof can be made. The arguments are as in `prove`.
+    Return MAPPING as it is if the file or the model has more than 50 million values, if nothing could be compared, if
+    the proof has taken 20 seconds when it begins another step, or if it ends in any error: what nobody asked for stops
+    no port. Modules of the caller are copied, and do not run. The arguments are as in `prove`.
     """
     from . import prove
 
     sizes = mapping.source_shapes.values(), (e.shape for e in mapping.entries)
     if any(sum(map(math.prod, shapes)) > MOST_VALUES for shapes in sizes):
         return mapping
+    until = time.monotonic() + _LONGEST
+
+    def told(text: str) -> None:
+        if time.monotonic() > until:
+            raise TimeoutError
+        if progress is not None:
+            progress(text)
+
     try:
+        own, theirs = (copy.deepcopy(m) if isinstance(m, torch.nn.Module) else m for m in (target_model, source_model))
         found = prove(
             mapping,
             source,
-            source_model,
-            target_model,
+            theirs,
+            own,
             inputs=inputs,
             source_inputs=source_inputs,
             patience=_PATIENCE,
             longer="--prove",
-            progress=progress,
+            progress=told,
         )
-    except CheckpointError:
+    except Exception:
         return mapping
     proof = found.proof or {}
     if proof.get("equal"):

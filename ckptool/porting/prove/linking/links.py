@@ -86,9 +86,13 @@ def by_name(model: torch.nn.Module, spec: Any) -> Any:
 
 
 def are_turned(plain: Sequence[Link], others: Sequence[Link]) -> bool:
-    """Return whether OTHERS, the origins of the model's inputs, have the sources of PLAIN in another order."""
+    """Return whether OTHERS, the origins of the model's inputs, have the sources of PLAIN in another order, or the same
+    sources with their dimensions in another order (the width of a picture for its height).
+    """
     one, other = ([link.source for link in some] for some in (plain, others))
-    return one != other and sorted(map(str, one)) == sorted(map(str, other))
+    if one == other:
+        return [link.order for link in plain] != [link.order for link in others]
+    return sorted(map(str, one)) == sorted(map(str, other))
 
 
 def _likeliest(every: Sequence[Sequence[Link]]) -> tuple[Link, ...]:
