@@ -160,9 +160,8 @@ def transfer(
     patience: float = 300.0,
     progress: Callable[[str], None] | None = None,
 ) -> Mapping:
-    """Find which tensor of SOURCE goes where in MODEL. Nothing is written. Nothing is changed either, except by a
-    proof: it loads weights into MODEL and SOURCE_MODEL, if these are modules, and they keep the weights that were
-    loaded last.
+    """Find which tensor of SOURCE goes where in MODEL. Nothing is written. A proof loads weights into MODEL and
+    SOURCE_MODEL, if these are modules; afterwards they have their own parameters and buffers again.
 
     Args:
         source: a path, a Checkpoint or a dict of torch tensors.

@@ -244,9 +244,10 @@ class Reason(Enum):
     )
     INPUTS_TURNED = (
         Topic.OTHER,
-        "the outputs are equal only if two inputs of one size change places: either the two codes take them in "
-        "different orders, or the layers of the two inputs are exchanged; check in both codes which argument comes "
-        "first: if it is the same one, exchange the layers of the two inputs in the mapping file",
+        "the outputs are equal only if two inputs of one size, or two dimensions of one input, change places: "
+        "either the two codes take them in different orders, or the weights of these layers are in wrong places; "
+        "check in which order both codes take inputs and dimensions: if it is the same order, exchange or turn the "
+        "weights of these layers in the mapping file",
     )
     HINT_NOT_FOLLOWED = (
         Topic.OTHER,

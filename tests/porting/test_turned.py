@@ -258,3 +258,21 @@ def test_a_hint_that_was_not_followed_leaves_a_doubt() -> None:
     )
     assert every["up.2.fuse1.weight"].sources == ["ups.0.conv1.weight"]
     assert not every.having("guessed")
+
+
+def test_a_picture_that_only_one_code_turns_is_a_question() -> None:
+    class Net(nn.Module):
+        def __init__(self, name: str, turn: bool) -> None:
+            super().__init__()
+            self.name, self.turn = name, turn
+            self.add_module(name, nn.Linear(25, 4))
+
+        def forward(self, x: Any) -> Any:
+            return getattr(self, self.name)((x.transpose(1, 2) if self.turn else x).flatten(1))
+
+    torch.manual_seed(0)
+    source = Net("a", turn=True)
+    mapping = ckptool.transfer(
+        source.state_dict(), Net("b", turn=False), source_model=source, inputs=["float32[2,5,5]"], prove=True
+    )
+    assert str(mapping["b.weight"].expr) != "a.weight" or mapping["b.weight"].status == "guessed"

@@ -178,16 +178,16 @@ def _doubt_inputs(found: Mapping, trial: Trial, both: SameInputs) -> Mapping:
     source of each first layer (no layer is before it), and of each layer that does not depend on all first layers
     (`doubt_turned`). FOUND itself if the model cannot be run.
 
-    FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs of one size have changed places (the
-    model's first has the values of the source's second): outputs would also be equal if the layers of two inputs were
-    exchanged. TRIAL runs the model, from here on with these inputs.
+    FOUND is a mapping whose outputs were equal on the inputs BOTH, in which inputs or dimensions of one size have
+    changed places (the model's first has the values of the source's second): outputs would also be equal if the layers
+    of two inputs were exchanged, or turned. TRIAL runs the model, from here on with these inputs.
     """
     trial.inputs = both.values
     seen = trial.run(found.entries)
     if seen is None or found.proof is None:
         return found
     entries = doubt_turned({e.target: e for e in found.entries}, seen, Reason.INPUTS_TURNED)
-    text = f"{found.proof['text']}, though inputs of one size have changed places"
+    text = f"{found.proof['text']}, though inputs or dimensions of one size have changed places"
     return replace(found, proof={**found.proof, "text": text}).with_entries(list(entries.values()))
 
 

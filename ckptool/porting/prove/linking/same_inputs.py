@@ -61,7 +61,7 @@ class SameInputs:
 
     @property
     def is_turned(self) -> bool:
-        """Return whether inputs of one size have changed places."""
+        """Return whether inputs of one size, or dimensions of one input, have changed places."""
         return self.plain is not None and are_turned(self.plain.links, self.links)
 
     @property
