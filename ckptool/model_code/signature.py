@@ -125,6 +125,19 @@ class Bypass(NamedTuple):
         return bool(orders) and all(order == [*range(self.parts)] for order in orders)
 
 
+class Axis(NamedTuple):
+    """One axis of a picture or a video, or of its patches.
+
+    Attributes:
+        letter: "c", or "t", "h" or "w" (time, height, width): in a patch, the place in it. A capital is the place of
+            the patch, and "N" the number of the picture.
+        size: how many there are.
+    """
+
+    letter: str
+    size: int
+
+
 class Neighbours(NamedTuple):
     """Neighbours of a feature map that stand side by side in the channels that a layer takes.
 
@@ -230,7 +243,8 @@ class Facts:
         gates: the gates of an LSTM in the order of its rows ("i", "f", "o", "g"), if the code shows them.
         hidden: which of the two tensors that the code concatenates to its input is the hidden state, 0 or 1; None if
             that is not known.
-        pixels: the order in which each of its rows lists the numbers of a patch ("chw", "thwc"), if the code shows it.
+        pixels: the order in which each row that it takes lists the numbers of a patch (c, h, w; t, h, w, c for a
+            video), if the code shows it.
         neighbours: the neighbours of a feature map that it takes side by side, or None.
         overlaps: whether it is the kernel of a convolution that moves it by less than its size.
     """
@@ -265,7 +279,7 @@ class Facts:
     takes: tuple[Part, ...] = ()
     gates: tuple[str, ...] = ()
     hidden: int | None = None
-    pixels: str = ""
+    pixels: tuple[Axis, ...] = ()
     neighbours: Neighbours | None = None
     overlaps: bool = False
 

@@ -713,6 +713,13 @@ class Reason(Enum):
         "for such layers does so column by column, so the channels were reordered; check the order of the neighbours "
         "in the source's code, before this layer: if it takes them row by row, too, take the plain tensor",
     )
+    PATCH_ORDER = (
+        Topic.OTHER,
+        "this layer takes patches, whose numbers the model's code lists in the order {} (c: channel, t: frame, h: row, "
+        "w: column), and the source's code may list them in the order {}, so the tensor may have to be reordered; "
+        "check how the source's code cuts pictures: if its order is the model's, take the line without permute, and if "
+        "not, the line with permute",
+    )
     BRANCHES_JOINED = (
         Topic.OTHER,
         "this layer takes several branches, joined by torch.cat, and the order of the source's layers suggests that "

@@ -14,7 +14,19 @@ from typing import Any
 
 from ..checkpoint import Role
 from ..disk.documents import read_json
-from ..model_code.signature import Bypass, Entry, Facts, Flattened, Flow, Gate, Layout, Neighbours, Part, Signature
+from ..model_code.signature import (
+    Axis,
+    Bypass,
+    Entry,
+    Facts,
+    Flattened,
+    Flow,
+    Gate,
+    Layout,
+    Neighbours,
+    Part,
+    Signature,
+)
 
 #: How facts that are more than a number or a text are read.
 _FACTS: dict[str, Any] = {
@@ -28,6 +40,7 @@ _FACTS: dict[str, Any] = {
     "modulates": tuple,
     "parts": lambda value: tuple(Part(*one) for one in value),
     "takes": lambda value: tuple(Part(*one) for one in value),
+    "pixels": lambda value: tuple(Axis(*one) for one in value),
     "dims": tuple,
     "gates": tuple,
     "neighbours": lambda value: Neighbours(tuple(value[0]), value[1]),

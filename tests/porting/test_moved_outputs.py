@@ -251,4 +251,4 @@ class Patched(nn.Module):  # type: ignore[misc]
 )
 def test_the_order_in_which_patches_are_flattened_shows_however_dimensions_are_named(turn: Any) -> None:
     found = signature_of(Patched(turn), inputs=[torch.zeros(2, 3, 8, 8)]).entries["embed.weight"].facts.pixels
-    assert found == "hwc"
+    assert found == (("h", 4), ("w", 4), ("c", 3))

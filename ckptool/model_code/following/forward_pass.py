@@ -182,8 +182,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
           does not multiply, it is 1; for the weight of a layer, the number that its data was multiplied by before.
         - `flattened` and `merged`: how the data of `linear`, `addmm` or `matmul` (the first argument, of `addmm` the
           second) is flattened; None if it is not, or if NAME is another function.
-        - `pixels`: only if the parameter is the second argument of `linear` or `matmul` (`@`), and each row of the
-          first one lists the numbers of a patch.
+        - `pixels`: only if the parameter is the second argument of `linear` or `matmul` (`@`), or one of a layer norm,
+          and each row of the first argument lists the numbers of a patch.
         """
         use = self.uses[key] = Use(len(self.uses), name)
         data = args[1:2] if name == "addmm" else args[:1]  # `addmm` takes the bias first
@@ -191,8 +191,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in ("linear", "addmm", "matmul"):
             use.facts.flattened = self._feature_maps.flattened(first)
             use.facts.merged = self._feature_maps.merged(first)
-        if name in ("linear", "matmul", "__matmul__") and place == 1:
-            use.facts.pixels = self._patches.order_of(first)
+        if (name in ("linear", "matmul", "__matmul__") and place == 1) or name == "layer_norm":
+            use.facts.pixels = self._patches.axes_of(first)
         use.facts.plus = number_in(name, args, ADDS, 0.0)
         use.facts.times = number_in(name, args, MULTIPLIES, self._factors.of(first) if _is_weight(name, place) else 1.0)
 

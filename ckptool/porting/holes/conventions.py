@@ -15,6 +15,7 @@ from .filling import Filling
 from .gathered import doubt_neighbours
 from .modulation import doubt_gates, doubt_modulation
 from .norms_around_1 import doubt_norms_around_1
+from .patch_order import doubt_patch_order
 from .rotary import doubt_rotary
 from .squares import AS_IT_IS, turn_bare_squares, turn_squares_of_layers
 from .thirds import doubt_thirds
@@ -112,6 +113,15 @@ CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         Strength.OPEN,
         when="the model takes them row by row, in a linear layer or a norm before it, and the source's code was not "
         "followed",
+    ),
+    Rule(
+        "numbers of a patch",
+        57,
+        "A linear layer takes patches of pictures, whose numbers code lists in one of two orders.",
+        "`unfold` lists them channel by channel; rearranging in most code lists them pixel by pixel.",
+        doubt_patch_order,
+        Strength.OPEN,
+        when="the model takes patches, and the source's code is not known to list their numbers in the same order",
     ),
     Rule(
         "branches side by side",

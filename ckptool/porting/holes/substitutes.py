@@ -325,7 +325,7 @@ def _as_code_lists_pixels(t: Unit, s: Unit, expr: Expr, question: Question[Expr]
     """
     flat, kernel = (s, t) if len(s.main.shape) == 2 else (t, s)
     facts = flat.main.entry.facts
-    order = facts.pixels
+    order = "".join(axis.letter for axis in facts.pixels)
     if facts.flattened is not None and tuple(facts.flattened[1:]) == kernel.main.shape[1:]:
         order = facts.flattened.order.replace("n", "")
     if question.reason is not Reason.PATCHES or len(order) + 1 != len(kernel.main.shape):
