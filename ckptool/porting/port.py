@@ -150,6 +150,8 @@ class _Entries:
           of its module, reads (`_left_out`). The question names the unused layer; of several keys, the last decides.
         - NEW_BESIDE: the key reads one tensor, its module has another name than the source's (`_called_alike`), and a
           key of this module that may be trained is unmapped. The question names the first such key.
+        - TIED_IN_MODEL: the key is tied to another key of the model, and an unused tensor of the source seems to be its
+          own (`_left_by_tie`). The question names the other key, and this tensor.
 
         Then a bias that is alone may become a sum with biases of the source that were left out (`_with_left_biases`);
         these no longer count as unused.
@@ -174,10 +176,28 @@ class _Entries:
                 one = one.asking(ask(Reason.LEFT_OUT_BESIDE, aside[module]))
             elif len(one.sources) == 1 and missing and not _called_alike(module, one.sources[0]):
                 one = one.asking(ask(Reason.NEW_BESIDE, next(iter(missing.values()))))
+            elif (own := self._left_by_tie(one, made.unused)) is not None:
+                one = one.asking(ask(Reason.TIED_IN_MODEL, str(self._target.signature.entries[one.target].tied), own))
             entries.append(one)
         entries = self._with_left_biases(entries)
         read = {key for one in entries for key in one.sources}  # a sum also reads biases that were left out
         return replace(made, entries=tuple(entries), unused=tuple(key for key in made.unused if key not in read))
+
+    def _left_by_tie(self, one: Entry, unused: Sequence[str]) -> str | None:
+        """Return the key of UNUSED, the source's tensors that no key reads, that seems to be the source of ONE, if the
+        model ties ONE to another key. It has the sizes of the tensor that ONE copies, and the last two components of
+        ONE's key; or else it is the only one with these sizes. It is itself not tied. None if there is none, or if the
+        key does not copy one tensor.
+        """
+        tensors = self._source.signature.entries
+        if not unused or self._target.signature.entries[one.target].tied is None:
+            return None
+        if one.expr is None or not one.expr.is_copy or len(one.shape) < 2:
+            return None
+        fitting = [key for key in unused if key in tensors and tensors[key].tied is None]
+        fitting = [key for key in fitting if self._shapes[key] == self._shapes[one.expr.key]]
+        named = [key for key in fitting if key.split(".")[-2:] == one.target.split(".")[-2:]]
+        return next(iter(named), fitting[0] if len(fitting) == 1 else None)
 
     def _may_be_unused(self, key: str) -> bool:
         """Return whether KEY, a key of the source, is a statistic that an instance norm of torch kept and did not use,

@@ -984,6 +984,12 @@ class Reason(Enum):
         "this is part of a target network, which the source does not have, and it got a copy of what {} got; accept it "
         "if training shall start with equal networks: if not, list the key under left: in the mapping file",
     )
+    TIED_IN_MODEL = (
+        Topic.OTHER,
+        "the model has one tensor for this key and {}, and the source has a tensor for each, so {} was left out; check "
+        "whether the source's code uses both: if it does, give the model's layer its own weight (in Hugging Face's "
+        "models: tie_word_embeddings=False)",
+    )
     TIED_HEAD = (
         Topic.OTHER,
         "the source has no output layer, and its word embedding was used here; check that the source's code ties its "
