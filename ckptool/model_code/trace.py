@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..errors import RuleError, printable
 from ..keys.known_buffers import FREQUENCIES
 from ..sharding.placing import is_sharded
 from .following.forward_pass import Follower
@@ -49,14 +50,15 @@ def signature_of(
             the tensors, or there are none; `rotary`, if it is None then, is "unknown" if names of classes or buffers
             show a rotary embedding. A model that the ranks of a run share (with DTensors) is not followed, so that all
             ranks get the same result; its `rotary` is None, as if TRACE were false.
+
+    Raises:
+        RuleError: the model has lazy layers that have not run yet.
     """
     state = model.state_dict()
-    owners = {
-        f"{path}.{leaf}" if path else leaf: _class_of(module).__name__
-        for path, module in model.named_modules(remove_duplicate=False)
-        for leaf in (*module._parameters, *module._buffers)
-    }
     named, buffers = _tensors(model)
+    _require_sizes(name or _class_of(model), named | buffers)
+    classes = dict(model.named_modules(remove_duplicate=False))
+    owners = {key: _class_of(classes[key.rpartition(".")[0]]) for key in (*named, *buffers)}
     live = named | buffers
     parameters = {id(parameter) for parameter in named.values()}
     first: dict[int, str] = {}
@@ -88,7 +90,7 @@ def signature_of(
         )
     metadata = getattr(state, "_metadata", None)
     return Signature(
-        name or _class_of(model).__name__,
+        name or _class_of(model),
         entries,
         traced=bool(found.uses),
         inputs=found.inputs,
@@ -97,15 +99,31 @@ def signature_of(
     )
 
 
+def _require_sizes(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `RuleError` if one of TENSORS (key -> parameter or buffer) of the model NAME has no sizes yet: lazy layers
+    get them in the first forward pass.
+    """
+    key = next((key for key, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)), None)
+    if key is not None:
+        what = f"{printable(name)} has lazy layers, whose sizes are known only after a first forward pass: {key}"
+        raise RuleError(what, where="model", hint=_RUN_ONCE)
+
+
+_RUN_ONCE = "run the model once on an input that fits, for example at the end of build_model()"
+
+
 def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return (parameters, buffers) of MODEL, each name -> tensor; tensors with several names are under each of them."""
     return dict(model.named_parameters(remove_duplicate=False)), dict(model.named_buffers(remove_duplicate=False))
 
 
-def _class_of(module: torch.nn.Module) -> type:
-    """Return the class of MODULE in its code: that of MODULE, or the class that `fully_shard` made a subclass of."""
+def _class_of(module: torch.nn.Module) -> str:
+    """Return the name of the class of MODULE in its code, which `torch.jit.script` and `fully_shard` replace."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
     made, *bases = type(module).__mro__
-    return bases[1] if bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP") else made
+    wrapped = bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP")
+    return bases[1].__name__ if wrapped else made.__name__
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
@@ -115,7 +133,7 @@ def _rotary_by_parts(model: torch.nn.Module) -> str | None:
     Such names are: a class with "rotary" in it or "rope" at its beginning, in any case; a buffer whose name is one of
     the known tables of frequencies.
     """
-    classes = {_class_of(module).__name__.lower() for module in model.modules()}
+    classes = {_class_of(module).lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     said = any("rotary" in name or name.startswith("rope") for name in classes) or not FREQUENCIES.isdisjoint(buffers)
     return "unknown" if said else None

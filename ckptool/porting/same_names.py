@@ -31,6 +31,8 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         that a tensor has its axes in another order than torch's, or if there is no state dict at AT (without AT: not
         exactly one). Element types may differ.
     """
+    from torch.nn.parameter import is_lazy
+
     try:
         weights = ckpt.state_dict(at)
     except CheckpointError:  # matching joins the parts of a model, and says what is wrong
@@ -40,6 +42,8 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
     if own.keys() != shapes.keys() or len(weights.node.entries) != len(shapes):
         return None
     if any(is_foreign(ckpt.roles[key]) for key in shapes if key in ckpt.roles):  # equal sizes, and turned all the same
+        return None
+    if any(map(is_lazy, own.values())):  # without sizes; matching says what to do
         return None
     if any(tuple(getattr(value, "shape", (-1,))) != shapes[key] for key, value in own.items()):
         return None
