@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class Call:
     values: list[Any] = field(init=False)
     tensors: list[Any] = field(init=False)
     result: Any = None
+    _results: list[Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.values = flat((self.args, self.kwargs))
@@ -61,6 +62,13 @@ class Call:
             if view is not None:
                 name, args = view(args[0])
         return cls(name, args, kwargs)
+
+    @property
+    def results(self) -> list[Any]:
+        """Return the tensors in `result`, also in nested lists and tuples, once the call has run."""
+        if self._results is None:
+            self._results = [value for value in flat(self.result) if isinstance(value, torch.Tensor)]
+        return self._results
 
     @property
     def divided(self) -> int | None:
@@ -113,18 +121,19 @@ def flat(value: Any) -> list[Any]:
     Anything else is one value: `flat(5)` is [5].
     """
     found: list[Any] = []
-    _gather(value, found)
+    _gather((value,), found)
     return found
 
 
-def _gather(value: Any, found: list[Any]) -> None:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            _gather(item, found)
-    else:
-        found.append(value)
+def _gather(values: Iterable[Any], found: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, _HOLDERS):
+            _gather(value.values() if isinstance(value, dict) else value, found)
+        else:
+            found.append(value)
+
+
+_HOLDERS = (tuple, list, dict)
 
 
 def summed_dim(call: Call, place: int, matrix: torch.Tensor) -> int | None:

@@ -11,6 +11,7 @@ Lists inside of lists come after the lists around them: `port` shortens again wh
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
@@ -96,6 +97,7 @@ class _Side:
         self.first = {name: min(held) for name, held in long.items() if max(held) - min(held) < len(held)}
         outermost = ((key, self._outermost(found)) for key, found in around.items() if self.first)
         self.places = {key: place for key, place in outermost if place is not None}
+        self._others: dict[str, _Place | None] = {}  # the same for names that are no keys
 
     def _outermost(self, found: list[_Place]) -> _Place | None:
         return next((place for place in found if place.list in self.first), None)
@@ -104,7 +106,9 @@ class _Side:
         """Return where NAME, a key or the path of a module, is in the outermost long list around it; None if it is in
         none.
         """
-        return self.places[name] if name in self.places else self._outermost(_places(name))
+        if name not in self.places and name not in self._others:
+            self._others[name] = self._outermost(_places(name))
+        return self.places[name] if name in self.places else self._others[name]
 
     @cached_property
     def blocks(self) -> dict[str, list[_Block]]:
@@ -178,12 +182,11 @@ def _places(name: str) -> list[_Place]:
     """Return the places of NAME in the lists around it, the outermost first: one for each component that is a number of
     at most eight digits, without zeros in front, and not the first component.
     """
-    parts = name.split(".")
-    return [
-        _Place(".".join(parts[:at]), int(part), ".".join(parts[at + 1 :]))
-        for at, part in enumerate(parts)
-        if part.isdecimal() and at and len(part) < 9 and part == str(int(part))
-    ]
+    return [_Place(name[: at.start()], int(at[1]), name[at.end() + 1 :]) for at in _NUMBER.finditer(name)]
+
+
+#: A component that is the number of a block.
+_NUMBER = re.compile(r"\.(0|[1-9][0-9]{0,7})(?=\.|\Z)")
 
 
 def _others(entry: Tensor) -> list[str | None]:

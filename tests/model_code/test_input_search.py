@@ -559,13 +559,13 @@ def test_all_that_a_try_keeps_is_counted_once_and_has_a_limit() -> None:
     others = [torch.empty(1 << 25) for _ in range(15)]
     budget.after(others)
     with pytest.raises(MemoryError):
-        budget.after(torch.empty(1 << 25))
+        budget.after([torch.empty(1 << 25)])
 
 
 def test_results_without_memory_of_their_own_are_not_counted() -> None:
     budget = Budget()
-    budget.after(torch.eye(3).to_sparse())
-    torch.vmap(lambda x: (budget.after(x * 2), x)[1])(torch.ones(4, 2))
+    budget.after([torch.eye(3).to_sparse()])
+    torch.vmap(lambda x: (budget.after([x * 2]), x)[1])(torch.ones(4, 2))
 
 
 class OneOfEach(nn.Module):

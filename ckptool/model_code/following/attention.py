@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..call import TURNS, Call, flat
+from ..call import TURNS, Call
 from ..signature import PRODUCTS
 from .named_parts import Place
 
@@ -105,7 +105,7 @@ class Attention:
         around = tuple(each[0] for each in zip(*paths, strict=False) if len({*each}) == 1)
         if len({key for key, _ in sources}) > 1:
             return
-        for result in (one for one in flat(call.result) if isinstance(one, torch.Tensor)):
+        for result in call.results:
             own = self._part_of(result)
             key = sources[0][0] if sources else "" if own is None else own[0]
             path = around if own is None else (*around, own[1])

@@ -99,7 +99,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         if call.result is None:
             self._budget.before(call.name, call.args)
             call.result = func(*args, **kwargs)
-        self._budget.after(call.result)
+        self._budget.after(call.results)
         self._batch_norms.take(call)
         if not self._blind:
             try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from ..call import MULTIPLIES, Call, flat
+from ..call import MULTIPLIES, Call
 from ..signature import PRODUCTS
 
 #: A tensor that was computed from more matrices than this counts as the output of none.
@@ -50,9 +48,8 @@ class Outputs:
             if call.name in MULTIPLIES and [len(keys) for keys in each] == [1, 1] and len(made) == 2:
                 self._multiplied.add(id(call.result))
         if 0 < len(made) <= _MOST:
-            for one in flat(call.result):
-                if isinstance(one, torch.Tensor):
-                    self._made_by.setdefault(id(one), made)
+            for one in call.results:
+                self._made_by.setdefault(id(one), made)
 
 
 __all__ = ["Outputs"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..call import ADDS, CUTS, DIVIDES, JOINS, MULTIPLIES, TURNS, Call, flat, summed_dim
+from ..call import ADDS, CUTS, DIVIDES, JOINS, MULTIPLIES, TURNS, Call, summed_dim
 from ..signature import PRODUCTS
 from .products import letters_of
 from .use import Uses
@@ -21,6 +21,8 @@ from .use import Uses
 _SUBTRACTS = frozenset("sub subtract __sub__ __rsub__ sub_ __isub__".split())
 _ADDS_PRODUCT = frozenset("addcmul addcmul_".split())
 _WAVES = frozenset("cos cos_ sin sin_ polar".split())
+#: What may begin or end a rotation.
+_ROTATES = MULTIPLIES | ADDS | _SUBTRACTS | _ADDS_PRODUCT | PRODUCTS
 
 #: Functions whose elements are computed from several elements of their tensors.
 _ADDS_UP = ADDS | _SUBTRACTS | _ADDS_PRODUCT | {"complex"}
@@ -74,11 +76,12 @@ class Rotary:
         that are multiplied, element by element, by a table with several columns (of complex numbers, by any) that is
         not learned are rotated in an unknown way, until such a call shows it.
         """
-        results = [one for one in flat(call.result) if isinstance(one, torch.Tensor)]
-        for place, one in enumerate(results):
+        for place, one in enumerate(call.results):
             self._from.setdefault(id(one), (call, place))
         if call.name in _WAVES or (call.tensors and all(id(one) in self._waves for one in call.tensors)):
-            self._waves.update(map(id, results))
+            self._waves.update(map(id, call.results))
+        if call.name not in _ROTATES and self._scaled.isdisjoint(map(id, call.tensors)):
+            return
         made = [one for one in call.tensors if self._is_made(one)]
         tables = [one for one in call.tensors if _has_fractions(one) and not self._is_made(one)] if made else []
         plain = [one for one in tables if id(one) in self._waves or not self._learned(one)]
@@ -88,7 +91,7 @@ class Rotary:
                 self._note(made, "unknown")
             self._rotates(made, self._rows(made[0], {}))
         elif call.name in MULTIPLIES and len(made) == len(tables) == 1:
-            self._scaled.update(map(id, results))
+            self._scaled.update(map(id, call.results))
             if plain and plain[0].ndim > 1 and plain[0].shape[-1] > 1:  # and no weights of a norm
                 self._note(made, "unknown")
         elif call.name in ADDS | _SUBTRACTS:
@@ -101,7 +104,7 @@ class Rotary:
             if scaled and len(tables) == len(made) - len(scaled):
                 self._rotates(made, self._rows_made(call, {}))
         elif scaled:
-            self._scaled.update(map(id, results))
+            self._scaled.update(map(id, call.results))
 
     def _is_made(self, value: torch.Tensor) -> bool:
         """Return whether matrices of the model made the numbers in VALUE (not only its sizes, as those of

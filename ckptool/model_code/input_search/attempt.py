@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +154,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if result is None:
             self._budget.before(name, args)
             result = func(*args, **kwargs)
-        self._budget.after(result)
+        call.result = result
+        self._budget.after(call.results)
         self._failed = False
         if not (name in _PICKS and id(args[0]) in self._given):
             alike = (name, *(str(tuple(t.shape)) for t in taken))
@@ -162,8 +163,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._used.update(id(t) for t in taken if id(t) in self._weights)
         self._alive.append((args, kwargs, result))
         if origin:
-            for one in flat(result):
-                if isinstance(one, torch.Tensor) and id(one) not in self._given and id(one) not in self._weights:
+            for one in call.results:
+                if id(one) not in self._given and id(one) not in self._weights:
                     self._from[id(one)] = origin
                     if all(id(t) in self._only_inputs for t in taken):
                         self._only_inputs.add(id(one))
@@ -215,13 +216,13 @@ class Budget:
             if rows is not None and rows.dtype in (torch.int32, torch.int64):
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
-    def after(self, result: Any) -> None:
-        """Count the memory of the tensors in RESULT, also nested ones, each memory once. Raise MemoryError if a tensor
-        has more than 32 million elements (an expanded dimension counts as one), or if all results so far take more than
-        2 GB together. Tensors on the meta device, and sparse ones, do not count.
+    def after(self, results: Iterable[torch.Tensor]) -> None:
+        """Count the memory of RESULTS, the tensors that a function gave, each memory once. Raise MemoryError if one of
+        them has more than 32 million elements (an expanded dimension counts as one), or if all results so far take more
+        than 2 GB together. Tensors on the meta device, and sparse ones, do not count.
         """
-        for one in flat(result):
-            if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
+        for one in results:
+            if one.is_meta or one.layout is not torch.strided:
                 continue
             try:
                 elements, memory = _stored(one), one.untyped_storage()
