@@ -181,3 +181,14 @@ def test_a_question_about_the_modules_beside_a_layer_names_the_other_layer_alone
     target = parts(("net.encoder", "net.decoder", "vae_encoder")) | ends
     (doubt,) = found(port(signature(source), wanted(target)), "net.encoder.fc1.weight").doubts
     assert doubt.startswith("the modules beside this layer, or beside the layer that got encoder.fc1 of the source, ")
+
+
+def test_a_norm_between_two_others_is_the_third_only_if_names_speak_of_attentions() -> None:
+    """ProteinMPNN's third norm is that of its edges, after the feed-forward part; nothing in the names says so."""
+    theirs = {f"layers.{n}.norm{at}.weight": (8,) for n in range(2) for at in (1, 2, 3)}
+    names = ("node_norm", "ffn_norm", "edge_norm")
+    made = port(signature(theirs), wanted({f"blocks.{n}.{name}.weight": (8,) for n in range(2) for name in names}))
+    assert all(pairing(made)[f"blocks.{n}.ffn_norm.weight"] == f"layers.{n}.norm2.weight" for n in range(2))
+    names = ("self_attn_norm", "ffn_norm", "cross_attn_norm")
+    made = port(signature(theirs), wanted({f"blocks.{n}.{name}.weight": (8,) for n in range(2) for name in names}))
+    assert all(pairing(made)[f"blocks.{n}.ffn_norm.weight"] == f"layers.{n}.norm3.weight" for n in range(2))

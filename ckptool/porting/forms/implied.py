@@ -164,6 +164,8 @@ def name_third_norm(canon: Canon) -> None:
     """Add the words "block norm 3" to the norm of the feed-forward part in each block with exactly three norms
     (`_norms_of_blocks`): to the vectors of each of the three whose path inside the block has a word for that part
     ("ffn", "mlp", "ff"). A block with two attentions has a norm before each, and the feed-forward part comes last.
+    Nothing is added if that norm is not the last of the three that is registered, and no other of them says which place
+    it has ("norm_cross", `_says_place`): in ProteinMPNN the edges come after the feed-forward part.
 
     If the last name of some norm of the block has a word for an attention (`attn_norm`), norms inside an attention are
     not among the three.
@@ -171,9 +173,20 @@ def name_third_norm(canon: Canon) -> None:
     for norms in _norms_of_blocks(canon).values():
         if any(set(words_of(path[-1:])) & _ATTENTION for path in norms):  # others inside of an attention are its own
             norms = {path: held for path, held in norms.items() if not set(words_of(path[:-1])) & _ATTENTION}
-        of_third = [held for path, held in norms.items() if set(words_of(path)) & _FEED_FORWARD]
-        for piece in [piece for held in of_third for piece in held] if len(norms) == 3 else ():
+        of_third = [path for path in norms if set(words_of(path)) & _FEED_FORWARD]
+        others = [path for path in norms if path not in of_third]
+        if len(norms) != 3 or not (any(map(_says_place, others)) or [*norms][-1] in of_third):
+            continue
+        for piece in [piece for path in of_third for piece in norms[path]]:
             _add(canon, piece, "block_norm3")  # after `ff`, `norm3` is the norm of a third `ff`
+
+
+def _says_place(path: tuple[str, ...]) -> bool:
+    """Return whether PATH, of a norm in a block, has a place among the norms of a block ("norm1", "norm_cross"), or a
+    word for an attention.
+    """
+    words = words_of(path)
+    return bool(set(words) & _ATTENTION) or label(table().group("position"), words) is not None
 
 
 def _norms_of_blocks(canon: Canon) -> dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]]:
