@@ -118,6 +118,8 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
       too;
     - `linear`, and convolutions that are not transposed, if the weight is hollow and on a CPU, and the input is
       floating point. A convolution must have no groups and no arguments by keyword;
+    - `view_as_complex` of a real tensor, if that is hollow and on a CPU: torch refuses to view zeros that share one
+      element;
     - `grouped_mm` of a matrix and a stack of matrices, whatever they hold: zeros with memory of their own;
     - recurrent layers, if no argument is given by keyword (`_after_all_steps`).
 
@@ -133,6 +135,8 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
         one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
         return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
+    if name == "view_as_complex" and x.is_floating_point() and x.shape[-1:] == (2,) and not any(x.stride()):
+        return torch.view_as_complex(x.new_zeros(2)).expand(x.shape[:-1]) if x.device.type == "cpu" else None
     weight = args[1] if len(args) > 1 else None
     if not isinstance(weight, torch.Tensor):
         return None

@@ -279,3 +279,11 @@ def test_a_norm_of_vectors_that_were_a_map_is_followed(device):
             return self.out(self.norm(x.view(x.shape[0], -1)))
 
     assert signature_of(Pooled().to(device)).traced
+
+
+def test_real_zeros_that_share_memory_become_complex_ones():
+    """Code of Llama by its authors views queries as complex numbers, which torch refuses for them."""
+    made = shape_only("view_as_complex", (zeros(2, 4, 3, 2),), {})
+    assert (made.shape, made.dtype, made.stride()) == ((2, 4, 3), torch.complex64, (0, 0, 0))
+    assert shape_only("view_as_complex", (torch.zeros(3, 2),), {}) is None
+    assert shape_only("view_as_complex", (zeros(2, 3),), {}) is None

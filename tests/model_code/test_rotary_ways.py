@@ -167,6 +167,16 @@ def test_a_forward_pass_shows_which_outputs_are_turned_as_a_pair(turn: Callable[
     assert [facts[f"{name}.weight"].turned for name in "qkv"] == [6, 6, 0]
 
 
+@pytest.mark.parametrize("turn", WAYS)
+def test_a_pass_without_values_shows_it_as_well(turn: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code whose views torch refuses for values that share memory is followed on the meta device, if it is large."""
+    monkeypatch.setitem(globals(), "COS", COS.to("meta"))
+    monkeypatch.setitem(globals(), "SIN", SIN.to("meta"))
+    with torch.device("meta"):
+        signature = signature_for(Attention(turn), inputs=[torch.rand(4, 12)])
+    assert signature.rotary == turn.__name__.partition("_")[0]
+
+
 def test_tables_may_be_parameters_and_angles_may_be_learned() -> None:
     class Learned(Attention):
         def __init__(self, turn: Any) -> None:

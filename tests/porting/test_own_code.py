@@ -35,6 +35,13 @@ def test_the_whole_name_of_the_code_goes_before_its_end() -> None:
     assert way == {f"net.{key}": f"net.{key}" for key in CODE}
 
 
+def test_a_name_with_wrappers_inside_goes_before_the_same_name_without_them() -> None:
+    code = {"netG.fc.module.weight": (2, 3), "netD.fc.module.weight": (2, 3)}
+    file = {key.replace(".", "/", 1): shape for key, shape in code.items()}
+    file |= {key.replace("module.", ""): shape for key, shape in file.items()}
+    assert named_alike(code, file) == [{key: key.replace(".", "/", 1) for key in code}]
+
+
 def test_several_copies_are_several_ways() -> None:
     ways = named_alike(CODE, below("encoder_q.", "encoder_k."))
     assert sorted(way["fc.weight"] for way in ways) == ["encoder_k.fc.weight", "encoder_q.fc.weight"]

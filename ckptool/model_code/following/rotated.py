@@ -172,14 +172,18 @@ def _numbered(call: Call) -> torch.Tensor | None:
     """
     sizes = call.result.shape
     dim = 1 if call.name.startswith("conv") and len(sizes) > 2 else len(sizes) - 1
-    numbers = torch.arange(sizes[dim]).view(-1, *[1] * (len(sizes) - 1 - dim))
+    numbers = torch.arange(sizes[dim], device="cpu").view(-1, *[1] * (len(sizes) - 1 - dim))
     if call.name == "einsum":
         letters, _, result = letters_of(call.args, call.tensors[-1])
         kept = [one for one in letters if one in result]
         if not kept or "." in result or len(result) != len(sizes):
             return None
         own = [sizes[result.index(one)] for one in kept]
-        numbers = torch.arange(torch.Size(own).numel()).view(own).permute([kept.index(x) for x in result if x in kept])
+        numbers = (
+            torch.arange(torch.Size(own).numel(), device="cpu")
+            .view(own)
+            .permute([kept.index(x) for x in result if x in kept])
+        )
         numbers = numbers.reshape([n if one in kept else 1 for one, n in zip(result, sizes, strict=True)])
     return (numbers * _BASE + numbers).expand(sizes)
 
@@ -194,7 +198,9 @@ def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
         takes = call.first if call.name in _STACKS else call.tensors if call.name.endswith("_as") else [call.first]
         if len(takes) < len(call.tensors):
             return None
-        return _again(call, {id(t): torch.full((), -1).expand(t.shape) for t in call.tensors} | dict(rows))
+        return _again(
+            call, {id(t): torch.full((), -1, device="cpu").expand(t.shape) for t in call.tensors} | dict(rows)
+        )
     if call.name == "view_as_complex":
         return _united(held[0][..., 0], held[0][..., 1])
     if call.name == "view_as_real":
@@ -229,7 +235,7 @@ def _summed(call: Call, rows: Mapping[int, torch.Tensor]) -> torch.Tensor | None
     both = torch.zeros_like(rows[id(one)]), torch.zeros_like(rows[id(one)])
     for at, part in enumerate(both):
         part.select(dim, at).copy_(rows[id(one)].select(dim, at))
-    ones = {id(t): torch.ones(t.shape, dtype=torch.int64) for t in call.tensors}
+    ones = {id(t): torch.ones(t.shape, dtype=torch.int64, device="cpu") for t in call.tensors}
     return _united(*(_again(call, ones | {id(one): part}) for part in both))
 
 

@@ -73,8 +73,8 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape], skippe
     CODE, and has its sizes; None in its place if FILE has two such keys. A key of CODE that FILE does not have has {}.
 
     Prefixes have at most seven components. Names are compared as `_words` gives them; the name of a key of CODE is the
-    key, or the key without wrappers around all keys of CODE (`module.`); or, if SKIPPED is not 0, the key without so
-    many first components.
+    key, or, below a prefix where FILE does not have this, the key without wrappers around all keys of CODE (`module.`);
+    or, if SKIPPED is not 0, the key without so many first components.
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:
@@ -87,9 +87,11 @@ def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape], skippe
         below: dict[_Path, str | None] = {}
         names = (_words(key)[skipped:],) if skipped else (_words(key), _words(short[key]))
         for words in dict.fromkeys(names):
+            named: dict[_Path, str | None] = {}
             for place, held in ends.get(words, ()):
-                if file[held] == shape and held != below.get(place):
-                    below[place] = None if place in below else held
+                if file[held] == shape and held != named.get(place):
+                    named[place] = None if place in named else held
+            below = named | below
         found[key] = below
     return found
 
