@@ -98,11 +98,13 @@ class OfLibrary:
 
     Attributes:
         beside: a name that has to be in the same module, so that it is this library's.
+        within: names that have to follow each other in the path to that module; none if all paths will do.
         by_heads: whether the parts of a fused projection are interleaved by attention head, or by group of heads.
         rotary: how rotary embeddings pair its rows.
     """
 
     beside: str
+    within: tuple[str, ...]
     by_heads: bool
     rotary: Rotary
 
@@ -172,7 +174,7 @@ class Words:
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
     modulation: dict[tuple[str, ...], tuple[str, bool]]
-    of_library: dict[str, OfLibrary]
+    of_library: dict[str, tuple[OfLibrary, ...]]
     experts: frozenset[str]
     cells: tuple[RecurrentCell, ...]
     cell_sides: dict[str, str]
@@ -258,8 +260,11 @@ def table() -> Words:
             for phrase in said[sure]
         },
         {
-            name: OfLibrary(one["beside"], one["by_heads"], Rotary(one["rotary"], True))
-            for name, one in raw["of_library"].items()
+            name: tuple(
+                OfLibrary(one["beside"], tuple(one.get("within", ())), one["by_heads"], Rotary(one["rotary"], True))
+                for one in libraries
+            )
+            for name, libraries in raw["of_library"].items()
         },
         frozenset(raw["experts"]),
         tuple(

@@ -287,6 +287,31 @@ def test_a_name_that_a_library_has_says_what_that_does_where_more_of_it_stands_b
     assert "of_heads" in str(followed.expr)
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "beside"),
+    [
+        ("Wqkv", "layers.{}.mixer", "out_proj"),  # flash-attn
+        ("Wqkv", "layers.{}.attn", "Wo"),  # ModernBERT
+        ("W_pack", "model.layers.{}.self_attn", "o_proj"),  # Baichuan
+        ("query_key_value", "transformer.encoder.layers.{}.self_attention", "dense"),  # ChatGLM
+    ],
+)
+@pytest.mark.parametrize("keys", [HEAD * 2, WIDTH])
+def test_libraries_that_store_one_part_after_the_other_are_known_by_their_names(
+    name: str, path: str, beside: str, keys: int
+) -> None:
+    old, named = "layers.{}.attn." + name, f"{path}.{name}"
+    source = {key: value.shape for key, value in fused(name, keys=keys).items()}
+    target = apart(keys=keys)
+    for n in range(2):
+        source[f"{named.format(n)}.weight"] = source.pop(f"{old.format(n)}.weight")
+        source[f"{path.format(n)}.{beside}.weight"] = (WIDTH, WIDTH + 1)
+        target[f"blocks.{n}.attn.o_proj.weight"] = (WIDTH, WIDTH + 1)
+    entry = found(port(signature(source), with_heads(target)), "blocks.1.attn.k_proj.weight")
+    assert str(entry.expr) == f"slice({named.format(1)}.weight, 0, {WIDTH}, {WIDTH + keys})"
+    assert entry.status == "mapped"
+
+
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
     source = fused("query_key_value", keys=HEAD)
     shapes = {

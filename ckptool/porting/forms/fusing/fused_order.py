@@ -226,12 +226,14 @@ def _halves(p: _Projection) -> Form | None:
 
 
 def _as_library_splits(p: _Projection) -> Form | None:
-    """Return the form in as many heads as the model's keys have, without a question, if the library of the file is
-    known to store such a projection head by head. None if code shows the layout, if no such library is known, or if the
-    number of heads is not.
+    """Return the form that the library of the file is known to store such a projection in, without a question: in as
+    many heads as the model's keys have, or with one part after the other. None if code shows the layout, if no such
+    library is known, or if it stores heads and their number is not known.
     """
     library = None if p.layout else of_library(p.one, p.weight.path)
-    return p.form(p.heads()) if library is not None and library.by_heads and p.heads() else None
+    if library is None or (library.by_heads and not p.heads()):
+        return None
+    return p.form(p.heads() if library.by_heads else 0)
 
 
 def _as_model_registers(p: _Projection) -> Form | None:

@@ -91,12 +91,15 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
     it pairs rows for rotary embeddings); None if no library is known by names.
 
     The last component of PATH, or the one before it, has to be a name that the vocabulary has for the library
-    (`linear_qkv`), and CANON has to have the weight of another module of the library beside it (`linear_proj`).
+    (`linear_qkv`), and CANON has to have the weight of another module of the library beside it (`linear_proj`). If the
+    vocabulary has names of modules around these (`OfLibrary.within`), they have to follow each other in PATH.
     """
     for end in (len(path), len(path) - 1):
-        known = table().of_library.get(path[end - 1]) if end else None
-        if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:
-            return known
+        for known in table().of_library.get(path[end - 1], ()) if end else ():
+            around, size = (*path[: end - 1],), len(known.within)
+            inside = any(around[at : at + size] == known.within for at in range(end))
+            if inside and Name((*around, known.beside), "weight") in canon.pieces:
+                return known
     return None
 
 
