@@ -263,11 +263,15 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
     first eight guesses of each; else there are at most 150 combinations of the first guesses of each (12 of two
     arguments, 5 of three, 3 of four, 2 of more).
 
-    If a name in WANTED is that of the edges of a graph (`edge_index`), and the first guess for another argument is a
+    An argument whose places another one of WANTED gives (`img` beside `img_ids`) is a sequence first. If a name in
+    WANTED is that of the edges of a graph (`edge_index`), and the first guess for another argument is a
     matrix of integers, a vector of integers comes before: one for each edge if the name says so (`edge_type`), else one
     for each node.
     """
     options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
+    for name, kinds in zip(wanted, options, strict=True):
+        if f"{name}_ids" in wanted:  # where each place of a sequence lies
+            kinds.sort(key=lambda one: len(one.shape) != 3)
     if any(_EDGES.search(name) for name in wanted):  # one number for each node or edge of a graph
         rows = [_EDGE_ROWS if _OF_EDGES.search(name) else _NODES for name in wanted]
         options = [

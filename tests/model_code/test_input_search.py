@@ -13,7 +13,18 @@ from torch import nn
 
 from ckptool.errors import RuleError
 from ckptool.model_code.input_search import Budget, find_inputs, working_inputs
-from ckptool.model_code.inputs import Fields, InputSpec, inputs_text, leaves, made, nested, parse_inputs, read_inputs
+from ckptool.model_code.inputs import (
+    Fields,
+    InputSpec,
+    guess_inputs,
+    inputs_text,
+    leaves,
+    made,
+    nested,
+    parse_inputs,
+    read_inputs,
+)
+from ckptool.model_code.trace import signature_of
 
 F = nn.functional
 
@@ -585,3 +596,23 @@ class OneOfEach(nn.Module):
 def test_ids_may_be_one_of_each_and_no_texts() -> None:
     found = next(find_inputs(OneOfEach()))
     assert inputs_text(found) == "int64[2]<40 int64[2]<56"
+
+
+class TwoStreams(nn.Module):
+    """A picture and a text as sequences, each beside the coordinates of its places, as Flux takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.img_in, self.txt_in, self.places, self.out = (nn.Linear(n, 16) for n in (8, 20, 3, 16))
+
+    def forward(self, img, img_ids, txt, txt_ids):
+        x = torch.cat([self.txt_in(txt), self.img_in(img)], 1)
+        return self.out(x + self.places(torch.cat([txt_ids, img_ids])))[:, txt.shape[1] :, ...]
+
+
+def test_what_has_coordinates_beside_it_is_a_sequence() -> None:
+    guessed = next(guess_inputs(TwoStreams()))
+    assert [one.shape for one in guessed] == [(2, 12, 8), (12, 3), (2, 12, 8), (12, 3)]
+    signature = signature_of(TwoStreams())
+    assert signature.traced
+    assert all(entry.used is not None for entry in signature.entries.values())
