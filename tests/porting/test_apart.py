@@ -382,6 +382,13 @@ def test_a_mean_without_a_variance_is_no_batch_norm(spread: str) -> None:
     assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
 
 
+@pytest.mark.parametrize("leaf", ["var", "variance"])
+def test_a_variance_without_a_mean_is_no_batch_norm(leaf: str) -> None:
+    source = {f"deviation.{leaf}": (), "hidden.weight": (4, 7), "hidden.bias": (4,)}
+    target = {"log_sharpness": (), "fc.weight": (4, 7), "fc.bias": (4,)}
+    assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
+
+
 def test_gamma_and_beta_of_a_block_are_two_parameters_where_it_holds_other_layers() -> None:
     source = {
         f"blocks.{n}.{key}": size

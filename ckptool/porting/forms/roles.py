@@ -370,8 +370,8 @@ def _listed(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
     SIBLINGS, the last components in the module, have one that differs from it in the number only, or has no number:
     `lambda1` beside `lambda2`.
 
-    A `mean` without a variance among SIBLINGS, and a bias that is not called `bias` (`offset`) without a factor
-    (`scale`) among them (`_stands_alone`), are weights of their own: (path, "weight").
+    A `mean` without a variance among SIBLINGS, a `variance` without a mean, and a bias that is not called `bias`
+    (`offset`) without a factor (`scale`) among them (`_stands_alone`), are weights of their own: (path, "weight").
     """
     role = _role_in_vocabulary(path[-1], siblings)
     if role is None or len(path) < 2 or _is_numbered(path[-1], siblings):
@@ -397,13 +397,18 @@ def _is_numbered(leaf: str, siblings: set[str]) -> bool:
 
 
 def _stands_alone(leaf: str, role: str, siblings: set[str]) -> bool:
-    """Return whether the tensor LEAF, whose ROLE is "bias" or "running_mean" by its name, has nothing in SIBLINGS that
-    it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`) or statistics
-    of a norm, and for a `mean` without a variance. False for all other names and roles.
+    """Return whether the tensor LEAF, whose ROLE is "bias", "running_mean" or "running_var" by its name, has nothing in
+    SIBLINGS that it belongs to: True for a bias with another name than `bias` (`offset`) without a factor (`scale`) or
+    statistics of a norm, for a `mean` without a variance, and for a `var` or `variance` without a mean. False for all
+    other names and roles.
     """
-    if role == "running_mean" and cut(leaf) == ("mean",):
-        return not any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
+    if leaf in _ALONE:
+        return not any(table().leaves.get(cut(other)) == _ALONE[leaf] for other in siblings)
     return role == "bias" and leaf != "bias" and not {s.lower() for s in siblings} & (_FACTORS | _STATISTICS)
+
+
+#: Names of a statistic that mean something else without the other statistic: name -> role of the other one.
+_ALONE = {"mean": "running_var", "var": "running_mean", "variance": "running_mean"}
 
 
 def _of_queries(path: tuple[str, ...], siblings: set[str]) -> _Read | None:
