@@ -53,6 +53,17 @@ _TRAINING_STATE = frozenset(
     "amp callbacks loops message_hub random_state random_states cuda_random_state opt_state".split()
 )
 
+#: What optimizers of TensorFlow put behind the name of a variable, for their state beside it.
+_SLOT = re.compile(r"[/.](?:Adam|Adam_1|adam_[mv]|Momentum|RMSProp|RMSProp_1|Adagrad|Adadelta|Adadelta_1|Ftrl|Ftrl_1)$")
+
+
+def variable_of_slot(name: str) -> str | None:
+    """The name of the variable whose state in an optimizer of TensorFlow has this NAME: `fc/kernel` for
+    `fc/kernel/Adam_1`. None for other names. Converters may have put a dot for the slash.
+    """
+    slot = _SLOT.search(name)
+    return None if slot is None else name[: slot.start()]
+
 
 def is_training_state(key: Any) -> bool:
     """Whether an envelope key is one of optimizers, schedulers, scalers or random number generators."""

@@ -365,6 +365,11 @@ class Reason(Enum):
         "the file holds several copies of this model under different prefixes, and one of them was chosen by its "
         "prefix; choose another copy by its prefix: --hint PREFIX=",
     )
+    AVERAGE_OF_IT = (
+        Topic.OTHER,
+        "the source holds another tensor of this size behind the name of this one, such as an average over the steps "
+        "of its training, and the plain one was taken; if you want the other one, take the alternative below",
+    )
     SEVERAL_SETS = (
         Topic.OTHER,
         "the file holds several state dicts that fit ({}), and the first of these was taken; choose another one by "

@@ -151,6 +151,47 @@ def test_a_target_network_that_the_file_does_not_have_is_a_copy(source: tuple[st
     assert "TARGET_NETWORK" not in asks["critic"]
 
 
+def continued(name: str, *, dot: str = "/") -> dict[str, tuple[int, ...]]:
+    """Convolutions of TensorFlow, each with its kernel, and a tensor of its size with NAME behind the kernel's name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for n in range(4):
+        layer = f"Net{dot}Conv2d_{n}{dot}"
+        shapes |= {f"{layer}BatchNorm{dot}{part}": (8,) for part in ("beta", "gamma", "moving_mean", "moving_variance")}
+        shapes |= {f"{layer}weights": (1, 1, 8, 8), f"{layer}weights{dot}{name}": (1, 1, 8, 8)}
+    return shapes
+
+
+NORMED = {
+    f"layer.{n}.{key}": (8, 8, 1, 1) if key == "convolution.weight" else (8,)
+    for n in range(4)
+    for key in ("convolution.weight", *(f"norm.{part}" for part in ("weight", "bias", "running_mean", "running_var")))
+}
+
+
+@pytest.mark.parametrize("dot", ["/", "."])
+@pytest.mark.parametrize("name", ["RMSProp", "RMSProp_1", "Adam"])
+def test_what_an_optimizer_keeps_behind_the_name_of_a_tensor_is_not_that_tensor(name: str, dot: str) -> None:
+    made = port(signature(continued(name, dot=dot), ordered=False), wanted(NORMED, used=list(NORMED)))
+    for n in range(4):
+        kernel = found(made, f"layer.{n}.convolution.weight")
+        assert (kernel.status, kernel.sources) == ("mapped", [f"Net{dot}Conv2d_{n}{dot}weights"])
+    assert sum(key.endswith(name) for key in made.unused) == 4
+
+
+def test_an_average_behind_the_name_of_a_tensor_is_an_option() -> None:
+    made = port(signature(continued("ExponentialMovingAverage")), wanted(NORMED, used=list(NORMED)))
+    for n in range(4):
+        kernel = found(made, f"layer.{n}.convolution.weight")
+        assert (kernel.status, kernel.sources) == ("guessed", [f"Net/Conv2d_{n}/weights"])
+        assert [rival.keys() for rival in kernel.rivals] == [[f"Net/Conv2d_{n}/weights/ExponentialMovingAverage"]]
+
+
+def test_a_tensor_behind_the_name_of_another_is_none_of_training_if_the_model_needs_both() -> None:
+    source = {"mix/w": (8, 6), "mix/w/gate": (8, 6), "head/w": (3, 8)}
+    made = port(signature(source), wanted({"mix.weight": (8, 6), "mix_gate.weight": (8, 6), "head.weight": (3, 8)}))
+    assert found(made, "mix_gate.weight").sources == ["mix/w/gate"]
+
+
 @pytest.mark.parametrize(("bias", "asked"), [(True, True), (False, False)])
 def test_one_bias_of_the_model_is_most_likely_the_sum_of_those_that_were_left_out(bias: bool, asked: bool) -> None:
     source = {"linear.fc.weight": (39, 1), "linear.bias": (1,), "mlp.0.weight": (24, 64), "mlp.1.weight": (1, 24)}

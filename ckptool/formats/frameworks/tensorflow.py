@@ -26,6 +26,7 @@ from ...dtypes import BY_NAME, DType
 from ...errors import Ambiguous, CheckpointError, Malformed, printable
 from ...tensor import LazyTensor, contiguous_stride, little_endian
 from ...tree import Dict
+from ...weights import variable_of_slot
 from ..base import FolderFormat, Format
 from ..tiles import Chunk, assemble
 from .cursor import Cursor
@@ -336,13 +337,10 @@ def values_of(message: Cursor, dtype: DType) -> Source:
 
 # -- what both have in common
 
-_SLOT = re.compile(r"/(?:Adam|Adam_1|adam_[mv]|Momentum|RMSProp|RMSProp_1|Adagrad|Adadelta|Adadelta_1|Ftrl|Ftrl_1)$")
-
 
 def _is_of_optimizer(name: str, names: set[str]) -> bool:
     """Whether a variable is state of an optimizer: a slot beside another variable, or below an optimizer."""
-    slot = _SLOT.search(name)
-    if slot and name[: slot.start()] in names:
+    if variable_of_slot(name) in names:
         return True
     return "/.OPTIMIZER_SLOT/" in name or re.match(r"(?:[\w.]+/)?_?optimizer\d*/", name) is not None
 

@@ -15,6 +15,7 @@ from math import prod
 
 from ...model_code.signature import Signature
 from ...tensor import LazyTensor
+from ...weights import variable_of_slot
 from ..expression import Expr, Shape, of
 from ..holes.filling import Filling
 from ..mapping import Mapping as Mapping_
@@ -28,8 +29,8 @@ _Path = tuple[str, ...]
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
     """Return (key of a further copy of the model -> the same key in the preferred copy, keys to leave out because they
-    belong to other parts of a larger model, or to target networks, which training alone needs (`_followers`)). Both are
-    empty for a file without copies and target networks.
+    belong to other parts of a larger model, or to target networks or optimizers, which training alone needs
+    (`_followers`, `_behind_tensors`)). Both are empty for a file without any of these.
 
     Copies are modules of SOURCE, directly in one module and with paths of at most three components, that hold the same
     four or more tensors by names and sizes, whatever their values (`_alike`), and are more than TARGET holds
@@ -39,6 +40,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     Such modules of which one is called an encoder and another a decoder, or of which some are called so and others are
     not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are in the
     second, if another of the modules is called neither, and no name in the keys of TARGET means encoder or decoder.
+
+    Copies are also single tensors behind the names of others, such as averages (`_behind_tensors`).
     """
     below = _below(source)
     sizes = _Sizes(source, target)
@@ -56,7 +59,40 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             found.update((".".join(other + tail), ".".join(first + tail)) for other in others for tail in below[other])
         elif None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):
             left.update(".".join(p + tail) for p in prefixes if _side(p[-1]) is not None for tail in below[p])
-    return found, left | _followers(source, target)
+    averages, slots = _behind_tensors(source, target)
+    return {**averages, **found}, left | slots | _followers(source, target)
+
+
+def _behind_tensors(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
+    """Return (key -> key of the tensor whose name it continues, keys of the state of optimizers) for the keys of SOURCE
+    that are the key of another tensor and one more name: `fc/weights/ExponentialMovingAverage` and `fc/weights/RMSProp`
+    for `fc/weights`. No module is inside of a tensor, so training keeps such a tensor for the other one.
+
+    Names that optimizers of TensorFlow use (`variable_of_slot`) are in the second result. Others are in the first, if
+    both tensors have equal sizes; but none is if TARGET has more tensors of such sizes, in any order and without sizes
+    of 1, than SOURCE has without them. Both results are empty if TARGET has a key that continues another one.
+    """
+    behind = _continued(source)
+    if not behind or _continued(target):
+        return {}, set()
+    slots = {key for key, of in behind.items() if variable_of_slot(key) == of}
+    shapes = {key: entry.shape for key, entry in source.entries.items()}
+    kept = {key: of for key, of in behind.items() if key not in slots and shapes[key] == shapes[of]}
+    wanted = Counter(_in_any_order(entry.shape) for entry in target.entries.values())
+    have = Counter(_in_any_order(shape) for key, shape in shapes.items() if key not in kept and key not in slots)
+    needed = any(wanted[size] > have[size] for size in {_in_any_order(shapes[key]) for key in kept})
+    return {} if needed else kept, slots
+
+
+def _in_any_order(shape: Shape) -> Shape:
+    """Return the sizes SHAPE above 1, sorted."""
+    return tuple(sorted(n for n in shape if n > 1))
+
+
+def _continued(side: Signature) -> dict[str, str]:
+    """Return key of SIDE -> the key of SIDE that it continues with one more name, behind a "/" or "."."""
+    found = ((key, key[: max(key.rfind("/"), key.rfind("."), 0)]) for key in side.entries)
+    return {key: of for key, of in found if of in side.entries}
 
 
 def _followers(source: Signature, target: Signature) -> set[str]:
@@ -236,7 +272,8 @@ def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
             swap = {k: of(others[k][n]) for k in keys if len(others.get(k, ())) > n}
             options.append(substituted(filled.expr, swap))
         if options:
-            filled.ask(Reason.SEVERAL_COPIES, options=options)
+            behind = any(key.startswith((f"{k}/", f"{k}.")) for k in keys for key in others.get(k, ()))
+            filled.ask(Reason.AVERAGE_OF_IT if behind else Reason.SEVERAL_COPIES, options=options)
 
 
 #: So many bytes from the start tell most tensors apart.
