@@ -249,3 +249,26 @@ def test_a_part_that_may_have_the_old_name_of_another_is_a_guess_if_its_neighbou
     assert others["encoder.fc1.weight"] == "net.encoder.fc1.weight"
     stayed = part("net.encoder", 16, 8) | part("decoder", 12, 8) | part("encoder", 16, 8) | ends
     assert port(signature(stayed), wanted(target))["encoder.fc1.weight"].status == "mapped"
+
+
+@pytest.mark.parametrize("inner", [("dense", "dense_1"), ("a", "b")])
+def test_layers_alone_beside_a_part_show_where_it_may_come_from_whatever_the_layers_in_it_are_called(
+    inner: tuple[str, str],
+) -> None:
+    def part(name: str, one: str, other: str) -> dict[str, tuple[int, ...]]:
+        sizes = {"weight": (16, 8), "bias": (16,)}, {"weight": (8, 16), "bias": (8,)}
+        layers = zip((one, other), sizes, strict=True)
+        return {f"{name}.{layer}.{role}": shape for layer, held in layers for role, shape in held.items()}
+
+    alone = {"gate.weight": (5, 8), "mix.weight": (6, 8)}
+    target = part("pre_mlp", "0", "2") | alone | part("mlp", "0", "2")
+    within = {f"slot_attention.{key}": shape for key, shape in (alone | part("mlp", *inner)).items()}
+    mapping = port(signature(part("mlp", *inner) | within, ordered=False), wanted(target))
+    assert pairing(mapping)["gate.weight"] == "slot_attention.gate.weight"
+    assert {entry.target for entry in mapping.having("guessed")} == {key for key in target if "mlp" in key}
+    for place, layer in zip("02", inner, strict=True):
+        both = [f"mlp.{layer}.weight", f"slot_attention.mlp.{layer}.weight"]
+        entry = mapping[f"mlp.{place}.weight"]
+        assert sorted(str(expr) for expr in (entry.expr, *entry.rivals)) == both
+    apart = signature(part("mlp", *inner) | part("slot_attention.mlp", *inner) | alone, ordered=False)
+    assert port(apart, wanted(target))["mlp.0.weight"].status == "mapped"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 
 from ..forms.branches import beside
@@ -70,28 +70,44 @@ def across_blocks(swaps: Swaps) -> list[Swap]:
 
 
 def of_the_modules_beside(pairs: Sequence[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question BESIDE_FOR_SWAP) for look-alikes (T, S) and (T2, S2) if S2 has the name of T, and is
-    in the module of the source from which the modules beside that of T come: T is `x.encoder.a`, S2 is
-    `x.net.encoder.a`, and `x.decoder` comes from `x.net.decoder`. Equal names of T and S do not exclude it, since code
-    may have given the name to another part.
+    """Yield (pair, pair, question BESIDE_FOR_SWAP) for look-alikes (T, S) and (T2, S2) if S2 is in a module with the
+    name of one around T, and this module is in the part of the source from which the modules beside that around T come
+    (`_is_beside_them`): T is `x.encoder.a`, S2 is `x.net.encoder.a`, and `x.decoder` comes from `x.net.decoder`. Equal
+    names of T and S do not exclude it, since code may have given the name to another part.
 
-    PAIRS are all pairs. At least two pairs of other modules beside that of T have to show it; modules whose names are
-    numbers do not count. The paths of T and S2 have to have an end of two or more components in common, the first of
-    them no number (`encoder.a`). It has to be longer than that of T2 and S2, and not longer than that of T and S. Of
-    each shape and kind, the first 64 pairs are compared.
+    PAIRS are all pairs. Of each shape and kind, the first 64 pairs are compared.
     """
-    beside: dict[tuple[Path, Path], list[str]] = defaultdict(list)
+    beside: dict[Path, dict[Path, list[str]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         own, theirs, name = apart(*pair)
-        if len(name) > 1 and own != theirs:
-            beside[own, theirs].append(name[0])
+        if name and own != theirs and not name[0].isdecimal():
+            beside[own][theirs].append(name[0])
     for group in by_look(pairs).values() if beside else ():
         for one, other in permutations(group[:MOST], 2):
-            own, theirs, name = apart(one[0], other[1])
-            heads = beside.get((own, theirs), []) if len(name) > 1 and not name[0].isdecimal() else []
-            shown = sum(head != name[0] and not head.isdecimal() for head in heads) > 1
-            if shown and len(apart(*other)[2]) < len(name) <= len(apart(*one)[2]):
+            if _is_beside_them(one, other, beside):
                 yield one, other, ask(Reason.BESIDE_FOR_SWAP)
+
+
+def _is_beside_them(one: Pair, other: Pair, beside: Mapping[Path, Mapping[Path, Sequence[str]]]) -> bool:
+    """Return whether, for the pairs ONE (T, S) and OTHER (T2, S2), the modules or layers beside a module around T come
+    from the part of the source with S2. For a module M of the target and a module N of the source, all of these are
+    true:
+
+    - T is in a module of M, S2 is in a module of N with the same name, and this name is no number;
+    - two or more pairs show that M has become N: BESIDE has M -> N -> names, each that of a module or layer directly in
+      M whose partner has the same path below N, and two or more of these are other names than that of the module;
+    - S has the path of S2 below N at its end, too, but T2 does not have the path of T below M there.
+    """
+    (t, s), (t2, s2) = one, other
+    for depth, name in enumerate(t.path[:-1]):
+        for theirs, heads in beside.get(t.path[:depth], {}).items():
+            rest = s2.path[len(theirs) :]
+            if len(rest) > 1 and rest[0] == name and s2.path[: len(theirs)] == theirs and not name.isdecimal():
+                own = t.path[depth:]
+                told = s.path[-len(rest) :] == rest and t2.path[-len(own) :] != own
+                if told and sum(head != name for head in heads) > 1:
+                    return True
+    return False
 
 
 def run_by_one_code(pairs: Iterable[Pair]) -> Iterator[Swap]:
