@@ -221,6 +221,7 @@ class Facts:
         input: a number, the same for layers of which each took the same tensor (one object) last; None if that is not
             known.
         beside_gate: "gate" or "up" for two layers with one input, of which one is the gate of the other.
+        by_sigmoid: whether the gate goes through a sigmoid, for layers with `beside_gate`.
         opens: "gate" or "up" like `beside_gate`, for two layers that both go through an activation, of which only that
             of the gate is a sigmoid.
         added: the keys of the weights whose outputs the code adds to its output, as it is.
@@ -263,6 +264,7 @@ class Facts:
     runs: int = 0
     input: int | None = None
     beside_gate: str = ""
+    by_sigmoid: bool = False
     opens: str = ""
     added: frozenset[str] = frozenset()
     attends: str = ""

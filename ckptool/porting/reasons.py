@@ -163,6 +163,13 @@ class Reason(Enum):
         "another layer got; check which of these two tensors the source's code passes through the activation, and if "
         "the model's gate did not get that one, exchange the tensors of the two layers (among the alternatives below)",
     )
+    GATE_BY_NAME = (
+        Topic.SWAP,
+        "one of the codes calls a layer of a feed-forward network its gate, and may still pass the layer beside it "
+        "through the activation, so the gate may be the chosen tensor or {} of the source, which another layer got; "
+        "check which of these two tensors the source's code passes through the activation, and if the model's gate did "
+        "not get that one, exchange the tensors of the two layers (among the alternatives below)",
+    )
     AGAINST_NUMBERS = (
         Topic.SWAP,
         "names and neighbouring layers chose this tensor, but by order or number, this layer and the layer that got "

@@ -499,6 +499,30 @@ def test_a_layer_called_gate_is_the_one_that_goes_through_a_sigmoid() -> None:
     assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
 
 
+@pytest.mark.parametrize("theirs", [("fc1", "gate"), ("gate", "fc1")])
+@pytest.mark.parametrize("own", [("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")])
+@pytest.mark.parametrize("code", [False, True])
+def test_a_layer_called_gate_beside_the_first_of_a_network_is_a_guess_unless_code_shows_it(
+    theirs: tuple[str, str], own: tuple[str, str, str], code: bool
+) -> None:
+    source, model = GatedBlock(*theirs, "fc2"), GatedBlock(*own)
+    mapping = ported(source, model, "float32[2,6]", code=code)
+    gated = {f"ffn.{name}.{part}" for name in own[:2] for part in ("weight", "bias")}
+    assert {entry.target for entry in mapping.having("guessed")} == (set() if code else gated)
+    for entry in mapping.having("guessed"):
+        part = entry.target.rpartition(".")[2]
+        assert {str(entry.expr), *map(str, entry.rivals)} == {f"ffn.{name}.{part}" for name in theirs}
+    if code or theirs[0] == "gate":
+        assert same_outputs(mapping, source, model, torch.randn(2, 6))
+
+
+def test_the_gates_of_two_layers_that_go_through_a_sigmoid_are_called_so() -> None:
+    theirs, own = GatedPair(("gate", "fc1"), torch.sigmoid), GatedPair(("one", "two"), torch.sigmoid)
+    mapping = ported(theirs, own, "float32[2,6]", code=False)
+    assert mapping.having("guessed") == []
+    assert same_outputs(mapping, theirs, own, torch.randn(2, 6))
+
+
 class Frozen(nn.Module):
     """A batch norm that is computed by hand, with buffers only."""
 

@@ -198,8 +198,8 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
-        `bypasses`, `input`, `beside_gate`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`, `parts`,
-        `takes`, `neighbours` and `unflattened`; and `flattened`, where no call has set it. Other facts stay.
+        `bypasses`, `input`, `beside_gate`, `by_sigmoid`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`,
+        `parts`, `takes`, `neighbours` and `unflattened`; and `flattened`, where no call has set it. Other facts stay.
         """
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
@@ -210,6 +210,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             use.facts.place = self._channels.places.get(key)
             use.facts.input = self._gating.input_of(key)
             use.facts.beside_gate = self._gating.roles.get(key, "")
+            use.facts.by_sigmoid = key in self._gating.by_sigmoid
             use.facts.opens = self._gating.opens.get(key, "")
             use.facts.gate = self._gating.halves.get(key)
             use.facts.added = frozenset(self._gating.added.get(key, ()))

@@ -46,6 +46,7 @@ class Gating:
         halves: key of a weight -> which half of its output is the gate of the other half, and with which activation.
         opens: the same as `roles` in two other cases: both outputs go through an activation, and only that of "gate" is
             a sigmoid; or the output of "up" goes through further layers, and the activation of "gate" is a sigmoid.
+        by_sigmoid: the keys in `roles` of each two layers of which the gate goes through a sigmoid.
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
@@ -54,6 +55,7 @@ class Gating:
         self.roles: dict[str, str] = {}
         self.halves: dict[str, Gate] = {}
         self.opens: dict[str, str] = {}
+        self.by_sigmoid: set[str] = set()
         self.added: dict[str, set[str]] = defaultdict(set)
         self._origins: dict[int, _Origins] = {}
         # id of a tensor -> the outputs and halves that it was computed from, each with a number that counts them all
@@ -234,7 +236,8 @@ class Gating:
 
         If the two are halves of the output of one weight, `halves` gets the half that is the gate, its activation, and
         whether the other half goes through further layers (FAR). If they are the outputs of two weights, these get
-        "gate" and "up": in `roles` if ALONE, else in `opens`, because recurrent cells multiply such layers as well.
+        "gate" and "up": in `roles` if ALONE (and if the gate went through a sigmoid, both are in `by_sigmoid`), else in
+        `opens`, because recurrent cells multiply such layers as well.
         ALONE is False if both went through an activation, or if a sigmoid multiplies what went through further layers.
         """
         for (key, half), (other, _) in counterparts:
@@ -242,6 +245,8 @@ class Gating:
                 self.halves.setdefault(key, Gate(half or 0, self._active.get(id(gate), "").rstrip("_"), far))
             else:
                 known = self.roles if alone else self.opens
+                if alone and key not in known and other not in known and self._active.get(id(gate)) in SIGMOIDS:
+                    self.by_sigmoid |= {key, other}
                 known.setdefault(key, "gate")
                 known.setdefault(other, "up")
 

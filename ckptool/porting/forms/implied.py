@@ -39,8 +39,8 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
     """Add words to the tensors of two layers, on both sides, if the forward pass of the side multiplies their outputs,
     one of which is the gate of the other: "gate proj" to the gate, "up proj" to the other. Layers whose names mean a
     part of an attention stay as they are. So do all layers of a module in which the other of the two layers, the value,
-    is called gate, unless the other side has layers called "up": what the other side calls its gate may then be the
-    value as well, as in RetNet.
+    is called gate, unless the other side has layers called "up", or its forward pass shows a gate of these sizes: what
+    the other side calls its gate may else be the value as well, as in RetNet.
 
     Two layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET
     have equally many tensors of these sizes that their code uses in this way.
@@ -49,8 +49,9 @@ def name_seen_gates(source: Canon, target: Canon) -> None:
     attention, neck = table().group("attention"), table().group("neck")
     for canon, other in ((source, target), (target, source)):
         named = any(part_label(p.path) == "up" for p in other.pieces.values())
-        values = [p for p in canon.pieces.values() if p.entry.facts.beside_gate == "up" and not named]
-        misnamed = {p.path[:-1] for p in values if label(neck, p.words) == "gate"}
+        seen = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate}
+        values = [p for p in canon.pieces.values() if p.entry.facts.beside_gate == "up" and p.shape not in seen]
+        misnamed = {p.path[:-1] for p in values if label(neck, p.words) == "gate" and not named}
         for piece in [p for p in canon.pieces.values() if p.path[:-1] not in misnamed]:
             facts = piece.entry.facts
             look = piece.shape, facts.opens

@@ -11,7 +11,7 @@ from ..forms.fusing.projections import part_label
 from ..matching.counting import row_of
 from ..matching.evidence import Kind
 from ..matching.units import Pair, Path, Unit, hard_conflict, label_of, series
-from ..words import labels, shared, table, telling_words, words_of
+from ..words import label, labels, shared, table, telling_words, words_of
 
 #: They exclude the swap, speak for the pairs as they are, speak for the swap, or say nothing.
 Said = Literal["sure", "for", "against", "nothing"]
@@ -216,6 +216,29 @@ def by_convention(one: Pair, other: Pair) -> bool:
     own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
     both = {"gate", "up"}
     return (own == both) != (theirs == both)
+
+
+def gate_by_name(one: Pair, other: Pair) -> bool:
+    """Return whether one side shows only by a name which of ONE and OTHER is the gate, and may mean the other one: code
+    that adds a layer to a feed-forward network (`fc1`, `fc2`) may call that layer the gate, and pass the first layer of
+    the network through the activation, as in RetNet.
+
+    The names of this side are "gate" and a word for the first layer of such a network that does not also mean the value
+    of a gate (`fc1`, but not `up_proj`), in one module; its forward pass does not show which is the gate. That of the
+    other side does, and its gate goes through no sigmoid. False if the layer called gate has the same name on both
+    sides.
+    """
+    for side in (0, 1):
+        here, there = ([pair[at] for pair in (one, other)] for at in (side, 1 - side))
+        said = {label(table().group("neck"), words_of(unit.path[-1:])): unit for unit in here}
+        facts = [unit.main.entry.facts for unit in (*here, *there)]
+        if said.keys() != {"gate", "up"} or part_label(said["up"].path) == "up" or facts[0].beside_gate:
+            continue
+        shown = {fact.beside_gate for fact in facts[2:]} == {"gate", "up"} and not facts[2].by_sigmoid
+        partner = there[here.index(said["gate"])]
+        if shown and here[0].path[:-1] == here[1].path[:-1] and partner.path[-1:] != said["gate"].path[-1:]:
+            return True
+    return False
 
 
 def by_numbers(one: Pair, other: Pair) -> int:

@@ -16,7 +16,17 @@ from ..questions import Question, Reason, ask
 from ..words import common_start
 from .belief import BELIEVED, NUMBERED, concordance, orders_of
 from .insides import Contents
-from .names import by_convention, by_names, by_numbers, held_so, in_equal_places, say_the_same, step, word_more
+from .names import (
+    by_convention,
+    by_names,
+    by_numbers,
+    gate_by_name,
+    held_so,
+    in_equal_places,
+    say_the_same,
+    step,
+    word_more,
+)
 
 #: So many layers of a block are looked at for names with one word more.
 _MOST = 64
@@ -135,6 +145,7 @@ class Swaps:
         first of these that applies decides:
 
         - names for the swap (`by_names`): NAMES_FOR_SWAP;
+        - a gate that only its name shows, and that may be the value of the gate (`gate_by_name`): GATE_BY_NAME;
         - names that exclude it, or a module of the source that it would tear apart (`run_only_so`): None;
         - places in two lists of one module, which are for the swap (`places_fall`): ORDERS_ABOUT_SWAP, if an order that
           is 0.85 reliable or more is for the pairs;
@@ -145,6 +156,8 @@ class Swaps:
         named = by_names(one, other)
         if named == "against":
             return ask(Reason.NAMES_FOR_SWAP)
+        if gate_by_name(one, other):
+            return ask(Reason.GATE_BY_NAME)
         if named == "sure" or self.contents.run_only_so(one, other):
             return None
         belief = self.overall if belief is None else belief
