@@ -60,7 +60,7 @@ from .operations.reparametrizing import (
     spectral_norm,
     weight_norm,
 )
-from .operations.resizing import grow, repeat, resize
+from .operations.resizing import grow, repeat, resize, rows_grown
 from .operations.storages import contiguous
 
 #: Elements that any step of an expression may give, unless the tensors that it reads have an eighth of that.
@@ -286,6 +286,7 @@ __all__ = [
     "resize",
     "rotary",
     "rows_cut",
+    "rows_grown",
     "rows_joined",
     "scale",
     "select",

@@ -90,3 +90,22 @@ def test_rows_that_no_run_looks_at_stay_a_guess() -> None:
     assert found.status == "guessed"
     assert len(found.doubts) == 1
     assert found.doubts[0].startswith("the inputs of the proof never used rows 16 to 17")
+
+
+@pytest.mark.parametrize("rows", [18, 24])
+def test_rows_behind_the_last_position_of_the_source_stay_a_guess(rows: int) -> None:
+    """The source's code has 16 positions, so that no equal output shows what the rows behind them are for."""
+    source, own = Text(("tok", "pos", "out"), 0, 16), Text(("words", "places", "proj"), 0, rows)
+    found = proved(source, own, "int64[2,12]<30")["places.weight"]
+    assert str(found.expr) == f"grow(pos.weight, 0, {rows})"
+    assert [doubt.split(";")[0] for doubt in found.doubts] == [
+        f"the inputs of the proof never used rows 16 to {rows - 1} of this table, so these rows are not confirmed"
+    ]
+
+
+def test_means_for_words_that_the_source_does_not_have_are_certain_once_the_other_words_are() -> None:
+    source, own = Text(("tok", "pos", "out"), 0, 16), Text(("words", "places", "proj"), 0, 16)
+    own.words = nn.Embedding(40, 8)
+    found = proved(source, own, "int64[2,12]<30")["words.weight"]
+    assert str(found.expr) == "grow(tok.weight, 0, 40)"
+    assert found.status == "mapped"

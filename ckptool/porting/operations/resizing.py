@@ -159,6 +159,11 @@ def grow(x: Expr, dim: int, size: int) -> Expr:
     return Expr("grow", (x,), (dim, size))
 
 
+def rows_grown(x: Expr) -> Expr | None:
+    """Return the tensor to which the outermost operation of X adds rows (`grow` along dimension 0); None for others."""
+    return x.args[0] if x.op == "grow" and x.params[0] == 0 else None
+
+
 def resize(x: Expr, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Expr:
     """Return the expression of the position table X for a grid of NEW (height, width) in place of OLD. The first PREFIX
     rows stay.

@@ -154,7 +154,8 @@ def doubt_unseen_rows(
     the trials. SHAPES has the sizes of the source's keys.
 
     Left as they are: entries that were certain in MAPPING and kept their expression, tables that SEEN does not use, and
-    tables that some use does not slice, such as one that looks up the ids of the inputs.
+    tables that some use does not slice, such as one that looks up the ids of the inputs. But the rows that were added
+    at the end of a table of positions (`_new_positions`) get this question however the table is used.
     """
     used: dict[str, list[tuple[int, int]] | None] = {}
     for held in (held for use in seen.uses for held in use.held.values()):
@@ -163,7 +164,7 @@ def doubt_unseen_rows(
             known = used.setdefault(key, [])
             used[key] = None if rows is None or known is None else [*known, rows]
     before = {e.target: e for e in mapping.entries}
-    out = dict(entries)
+    out = {key: _new_positions(entry, before[key], shapes) for key, entry in entries.items()}
     for key, seen_rows in used.items():
         entry = entries.get(key)
         if entry is None or entry.expr is None or not seen_rows:
@@ -180,6 +181,21 @@ def doubt_unseen_rows(
                 asked: Question[Expr] = ask(Reason.ROWS_NOT_SEEN, f"{start:,}", f"{at - 1:,}")
                 out[key] = unseen = unseen.asking(asked)
     return out
+
+
+def _new_positions(entry: Entry, before: Entry, shapes: MappingOf[str, Shape]) -> Entry:
+    """Return ENTRY with the question ROWS_NOT_SEEN about its last rows, if it is a table of positions to which its
+    expression adds rows (`grow`), and the proof made it certain: BEFORE, the entry before the proof, was a guess. The
+    source's code has no such positions, so nothing shows what code that runs there expects. SHAPES has the sizes of the
+    source's keys. Return any other entry as it is, such as a table of words: what was asked about it is whether the
+    words of the source come first in it, which equal outputs do show.
+    """
+    table = None if entry.expr is None else ex.rows_grown(entry.expr)
+    if table is None or (before.status, entry.status) != ("guessed", "mapped"):
+        return entry
+    if {Reason.POSITIONS_RESIZED, Reason.PADDING_ADDED}.isdisjoint(question.reason for question in before.questions):
+        return entry
+    return entry.asking(ask(Reason.ROWS_NOT_SEEN, f"{ex.shape_of(table, shapes)[0]:,}", f"{entry.shape[0] - 1:,}"))
 
 
 def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
