@@ -304,6 +304,14 @@ def test_parts_that_alternate_by_head_are_put_together_and_taken_apart_again(hea
         np.testing.assert_array_equal(ex.lazy(expr, flat).numpy(), parts[key])
     apart = ex.cut_by_heads(ex.of("x"), heads, rows)
     assert str(ex.simplified(ex.by_heads(heads, *apart), {"x": (heads * sum(rows), 2)})) == "x"
+    assert [ex.simplified(one, shapes) for one in ex.cut_by_heads(whole, heads, rows)] == list(map(ex.of, parts))
+
+
+def test_parts_that_alternate_by_other_heads_are_not_those_that_were_joined() -> None:
+    shapes = {"a": (8, 2), "b": (4, 2)}
+    for text in ("of_heads(by_heads(2, a, b), 4, 3, 2)", "of_heads(by_heads(2, a, b), 2, 3, 0)"):
+        assert str(ex.simplified(ex.parse(text), shapes)) == text
+    assert str(ex.simplified(ex.parse("of_heads(by_heads(2, a, b), 2, 3, 0, 2)"), shapes)) == "a"
 
 
 def test_a_sum_keeps_float64_and_rounds_bfloat16_once(torch) -> None:  # type: ignore[no-untyped-def]

@@ -562,19 +562,36 @@ def test_biases_of_queries_and_values_belong_to_projections_that_stand_apart(key
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted_values), rtol=1e-6)
 
 
-def test_biases_of_queries_and_values_are_none_of_a_projection_that_code_cuts_by_heads() -> None:
+@pytest.mark.parametrize("keys", [True, False])
+def test_biases_of_queries_and_values_belong_to_the_parts_of_a_projection_that_code_cuts_by_heads(keys: bool) -> None:
     """DeBERTa cuts in_proj head by head, and q_bias and v_bias are added to the queries and values themselves."""
-    source = {"l.attn.in_proj.weight": (3 * WIDTH, WIDTH), "l.attn.q_bias": (WIDTH,), "l.attn.v_bias": (WIDTH,)}
+    source = {f"l.attn.{part}_bias": (WIDTH,) for part in ("qkv" if keys else "qv")}
+    source |= {"l.attn.in_proj.weight": (3 * WIDTH, WIDTH)}
     facts = Facts(layout=Layout("grouped", (2, 3 * WIDTH // 2)))
     entries = {k: replace(e, facts=facts) if "in_proj" in k else e for k, e in wanted(source).entries.items()}
     target = {
         f"h.attn.{part}.{leaf}": (WIDTH, WIDTH)[: 2 - at]
         for part in ("query", "key", "value")
         for at, leaf in enumerate(("weight", "bias"))
-        if part != "key" or not at
+        if part != "key" or keys or not at
     }
-    made = port(Signature("", entries), wanted(target))
-    assert not any("of_heads(cat" in str(entry.expr) for entry in made.entries)
+    got = pairing(port(Signature("", entries), wanted(target)))
+    biases = {f"h.attn.{part}.bias": f"l.attn.{part[0]}_bias" for part in ("query", "key", "value")}
+    weights = ("query", "key", "value")
+    parts = {f"h.attn.{p}.weight": f"of_heads(l.attn.in_proj.weight, 2, 3, {i})" for i, p in enumerate(weights)}
+    assert got == parts | {key: bias for key, bias in biases.items() if key in target}
+
+
+def test_biases_of_queries_and_values_become_one_in_the_order_of_a_projection_that_code_cuts_by_heads() -> None:
+    source = {"l.attn.q_bias": (WIDTH,), "l.attn.v_bias": (WIDTH,), "l.attn.in_proj.weight": (3 * WIDTH, WIDTH)}
+    target = {"h.attn.in_proj.weight": (3 * WIDTH, WIDTH), "h.attn.in_proj.bias": (3 * WIDTH,)}
+    facts = Facts(layout=Layout("grouped", (2, 3 * WIDTH // 2)))
+    sides = [
+        {k: replace(e, facts=facts) if "weight" in k else e for k, e in wanted(side).entries.items()}
+        for side in (source, target)
+    ]
+    got = pairing(port(*(Signature("", entries) for entries in sides)))
+    assert got["h.attn.in_proj.bias"] == f"by_heads(2, l.attn.q_bias, zeros({WIDTH}), l.attn.v_bias)"
 
 
 @pytest.mark.parametrize("rows", [WIDTH, 2 * WIDTH])

@@ -139,6 +139,37 @@ def test_a_bias_named_as_a_part_belongs_to_the_projection_of_this_part_whenever_
             assert (str(entry.expr), entry.status) == (f"blocks.{n}.attn.{part}_bias", "mapped")
 
 
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_bias_named_as_a_part_belongs_to_this_part_of_a_fused_projection(part: str, traced: bool) -> None:
+    source: Shapes = {}
+    shapes: Shapes = {}
+    for n in range(2):
+        source |= {f"blocks.{n}.attn.qkv.weight": (72, 24), f"blocks.{n}.attn.{part[0]}_bias": (24,)}
+        source |= {f"blocks.{n}.attn.proj.weight": (24, 24)}
+        shapes |= {f"layer.{n}.attention.{one}.weight": (24, 24) for one in ("query", "key", "value", "dense")}
+        shapes |= {f"layer.{n}.attention.{part}.bias": (24,)}
+    mapping = port(wanted(source, used=source if traced else None), wanted(shapes))
+    for n in range(2):
+        entry = found(mapping, f"layer.{n}.attention.{part}.bias")
+        assert (str(entry.expr), entry.status) == (f"blocks.{n}.attn.{part[0]}_bias", "mapped")
+        assert {found(mapping, f"layer.{n}.attention.{one}.weight").status for one in ("query", "key")} == {"mapped"}
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_bias_named_as_a_part_belongs_to_no_other_part(traced: bool) -> None:
+    """Each block has keys and values, and a bias of queries whose matrix is elsewhere."""
+    source: Shapes = {}
+    shapes: Shapes = {}
+    for n in range(2):
+        source |= {f"h.{n}.{leaf}": (24, 24) for leaf in ("key.weight", "value.weight")} | {f"h.{n}.q_bias": (24,)}
+        shapes |= {f"l.{n}.{leaf}": (24, 24) for leaf in ("key.weight", "value.weight")}
+        shapes |= {f"l.{n}.value.bias": (24,)}
+    mapping = port(wanted(source, used=source if traced else None), wanted(shapes))
+    for n in range(2):
+        assert found(mapping, f"l.{n}.value.bias").status != "mapped"
+
+
 def test_a_bias_belongs_to_no_matrix_of_another_block_that_is_used_before_it() -> None:
     source: Shapes = {"stem.weight": (8, 3), "stem.bias": (8,)}
     shapes: Shapes = dict(source)

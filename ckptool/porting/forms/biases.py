@@ -82,8 +82,11 @@ def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]
     for a row [1, n] (`_is_row`), those of its sizes, which have one input, and inputs first; and any `nn.Parameter` of
     a module around BIAS with as many columns as BIAS has values (`_gives`). If there are none, or for a bias of one
     value: those for which LAYERS has (sizes of the matrix, sizes of BIAS), because a layer of the other side has these
-    sizes. [] if there are none.
+    sizes. [] if there are none. A matrix that is by its name another part of a projection than BIAS (`value` for
+    `q_bias`) does not fit.
     """
+    part = _part_of(bias)
+    matrices = [m for m in matrices if part is None or part_label(m.path) in (None, part)]
     with_bias = [m for m in matrices if (m.shape, bias.shape) in layers]
     fits = {m.name: m.shape == bias.shape if _is_row(bias) else _rows(m) == prod(bias.shape) for m in matrices}
     found = [m for m in matrices if fits[m.name] or _gives(m, bias)]
@@ -226,13 +229,23 @@ def _called_as(piece: Piece, matrices: list[Piece]) -> list[Piece]:
 
 def _same_part(bias: Piece, matrices: list[Piece]) -> list[Piece]:
     """Return [the one of MATRICES in the module around BIAS that is by its name the same part of a projection as BIAS]:
-    `value` for `v_bias`. [] if there is none, if there are several, or if the name of BIAS says no part.
+    `value` for `v_bias`, or, if none is directly in this module, the one at the least depth in it: `qkv.v`. [] if there
+    is none, if there are several at that depth, or if the name of BIAS says no part.
 
     The code may use such a bias before the matrix, say for the size of the zeros that it adds to the keys.
     """
-    part = said_part([word for word in cut(bias.last) if word not in ("bias", "biases")])
-    found = [m for m in matrices if part is not None and m.path[:-1] == bias.path[:-1] and part_label(m.path) == part]
+    part, around = _part_of(bias), bias.path[:-1]
+    inside = [m for m in matrices if m.path[: len(around)] == around and part_label(m.path) == part is not None]
+    depth = min((len(m.path) for m in inside), default=0)
+    found = [m for m in inside if len(m.path) == depth]
     return found if len(found) == 1 else []
+
+
+def _part_of(bias: Piece) -> str | None:
+    """Return which part of a projection BIAS is of, by its own name without "bias": "v" for `v_bias`; None for other
+    names.
+    """
+    return said_part([word for word in cut(bias.last) if word not in ("bias", "biases")])
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:

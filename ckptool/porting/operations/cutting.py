@@ -195,6 +195,20 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
         inner = sliced(reshaped(x, heads, n, d, *x.shape[1:]), 1, start, stop)
         return reshaped(inner, heads * (stop - start) * d, *x.shape[1:])
 
+    def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
+        """Return the tensor itself if X takes exactly one of the tensors that the `by_heads` inside of X joins, in the
+        same number of heads; else X. SHAPES has the sizes of each key.
+        """
+        (inner,), (heads, n, start, stop) = x.args, _with_end(x.params)
+        if inner.op == "by_heads" and inner.params == (heads,):
+            unit, at = shape_of(inner, shapes)[0] // n, 0
+            for piece in inner.args:
+                rows = shape_of(piece, shapes)[0]
+                if (at, at + rows) == (start * unit, stop * unit):
+                    return piece
+                at += rows
+        return x
+
     def whole(self, values: Sequence[Expr], parts: Sequence[tuple[Any, ...]], shape: Shape) -> Expr | None:
         """Return the `by_heads` expression that joins VALUES head by head. PARTS has (heads, n, i, j), or (heads, n, i)
         for one part, of each value. None unless all have the same heads and n, and together, in their order, are the

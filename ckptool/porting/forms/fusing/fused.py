@@ -16,7 +16,7 @@ from ...words import Fused
 from ..pieces import Canon, Name, Piece, flat_kernel, squeezed, unchanged
 from .fused_order import Parts, as_code_has_it, divides, form_of, has_heads, order_of_rows
 from .projections import fused_kind, layout_of, open_gate, part_label, parts_in_code
-from .taking_apart import Form, take_apart_with_bias
+from .taking_apart import Form, merge_parts, take_apart_with_bias
 
 
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
@@ -374,8 +374,10 @@ def missing_key_bias(canon: Canon) -> None:
     `attn.qkv.weight`) of 3 * n rows without a bias by one bias for it: queries, keys, values. The part for the keys is
     `k_bias` [n] if the module has it, which is replaced, too; else zeros, without a question. If the module has a
     projection for each part instead (`attn.q_proj.weight`), of n rows and without a bias, each of them gets its part.
-    Other biases stay, and so do these if `q_bias` or `v_bias` is missing, if one of them has another size, or if code
-    cuts the projection head by head, and not into these parts.
+    Other biases stay, and so do these if `q_bias` or `v_bias` is missing, or if one of them has another size.
+
+    The parts of the one bias follow one another; but if code cuts the projection head by head, and each head into these
+    parts, they alternate by head as the rows of the projection do: code adds `q_bias` to the queries of all heads.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and p.last == "q_bias"]:
         base, n = piece.path[:-1], prod(piece.shape)
@@ -388,13 +390,9 @@ def missing_key_bias(canon: Canon) -> None:
         fused = next((p for p in free if p.shape[:1] == (3 * n,) and fused_kind(p)), None)
         named = {part_label(p.path): p for p in reversed(free) if p.shape[:1] == (n,)}
         apart = [named[part] for part in "qkv" if part in named]
-        if fused is not None and layout_of(fused.entry, len(parts))[0] == "heads":
-            continue
         if fused is not None:
-            new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
-            ends = [partial(ex.part, dim=0, start=at * n, stop=at * n + n) for at in there]
-            keys = [] if 1 in there else [ex.zeros(n)]
-            canon.merge([*there.values()], new, lambda q, *e, k=keys: ex.cat(0, q, *k, *e), ends)
+            form = Form(tuple("qkv"), (n,) * 3, layout_of(fused.entry, 3, (n,) * 3)[1])
+            merge_parts(canon, there, replace(piece, path=fused.path, role="bias", shape=(3 * n,)), form)
         elif len(apart) == len(parts):
             if 1 not in there:
                 of_keys = parts[2].moved_to(apart[1]), partial(_zeros, n=n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -56,6 +56,18 @@ def take_apart(canon: Canon, piece: Piece, form: Form) -> None:
         rival = None if canon.is_target else _in_rival(piece, form, index)
         new.append((_asked(part, form, rival), partial(_nth, form=form, index=index)))
     canon.become(piece, new, partial(_together, form=form))
+
+
+def merge_parts(canon: Canon, held: Mapping[int, Piece], whole: Piece, form: Form) -> None:
+    """Replace HELD (number of a part of FORM -> its piece) in CANON by WHOLE, of which they are parts, as FORM says.
+    Parts that HELD lacks are zeros.
+    """
+
+    def together(*exprs: Expr) -> Expr:
+        given = dict(zip(held, exprs, strict=True))
+        return _together(*(given.get(at, ex.zeros(size)) for at, size in enumerate(form.sizes)), form=form)
+
+    canon.merge([*held.values()], whole, together, [partial(_nth, form=form, index=at) for at in held])
 
 
 def _parts(piece: Piece, form: Form) -> list[Piece]:
@@ -113,4 +125,4 @@ def _together(*parts: Expr, form: Form) -> Expr:
     return ex.by_heads(form.heads, *parts) if form.heads > 1 else ex.cat(0, *parts)
 
 
-__all__ = ["Form", "take_apart", "take_apart_with_bias"]
+__all__ = ["Form", "merge_parts", "take_apart", "take_apart_with_bias"]
