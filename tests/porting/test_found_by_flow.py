@@ -527,3 +527,46 @@ def test_two_blocks_of_a_tensor_with_more_rows_are_not_its_parts(rows: int) -> N
     entries = {name: Entry(name, (8, 4), x) for name, x in parts.items()}
     labels = {label for label, _ in changes(entries, {"fused": (rows, 4)})}
     assert ("parts that alternate by 2 heads" in labels) == (rows == 16)
+
+
+class CellWithProjection(nn.Module):
+    """An LSTM whose state is projected, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_linearity = nn.Linear(6, 32, bias=False)
+        self.state_linearity = nn.Linear(6, 32)
+        self.state_projection = nn.Linear(8, 6, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        h, c = torch.zeros(len(x), 6), torch.zeros(len(x), 8)
+        steps = []
+        for t in range(x.shape[1]):
+            i, f, g, o = (self.input_linearity(x[:, t]) + self.state_linearity(h)).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = self.state_projection(o.sigmoid() * c.tanh())
+            steps.append(h)
+        return torch.stack(steps, 1)
+
+
+class BothWays(nn.Module):
+    """Two layers that read a sequence from its two ends."""
+
+    def __init__(self, ahead: str, back: str, own: bool) -> None:
+        super().__init__()
+        for name in (ahead, back):
+            setattr(self, name, nn.LSTM(6, 8, proj_size=6, batch_first=True) if own else CellWithProjection())
+        self.out = nn.Linear(12, 3)
+        self.names, self.own = (ahead, back), own
+
+    def forward(self, x: Any) -> Any:
+        ahead, back = (getattr(self, name)(one) for name, one in zip(self.names, (x, x.flip(1)), strict=True))
+        a, b = (ahead[0], back[0]) if self.own else (ahead, back)
+        return self.out(torch.cat([a, b.flip(1)], 2))
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7, 12])
+def test_two_layers_that_read_a_sequence_from_its_two_ends_get_different_weights(steps: int) -> None:
+    source, own = BothWays("forward_layer_0", "backward_layer_0", own=False), BothWays("ahead", "behind", own=True)
+    mapping = proved(source, own, f"float32[2,{steps},6]")
+    alike(mapping, source, own, torch.randn(3, 9, 6))

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import prod
 
-import torch
-
 from ...errors import RuleError
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..forms.pieces import squeezed, substituted
 from ..mapping import Entry
+from .fingerprints import pairing
 from .flow import Flow, Held, Use
 from .rows import Rows, columns
 
@@ -223,7 +222,8 @@ class Ground:
     def twins(self, f: Use) -> list[Use]:
         """Return the layers of the model with a weight that are of the kind of F, a layer of the model, and have its
         input, from the same layers before; in the order of execution. F is among them if it has a weight. [F] if the
-        input of F is not known.
+        input of F is not known. Inputs are the same if `pairing` finds all channels in their order: those of a sequence
+        that is read from its end are rounded in another order.
         """
         if f.taken is None:
             return [f]
@@ -234,7 +234,7 @@ class Ground:
             and u.before == f.before
             and "weight" in u.held
             and u.taken is not None
-            and torch.equal(u.taken, f.taken)
+            and pairing(u.taken, f.taken) == list(range(len(f.taken)))
         ]
 
     def current(self, u: Use) -> Rows:
