@@ -565,7 +565,7 @@ class Matcher:
         If pairs of equal names are below two or more couples of unequal prefixes (`text` and `language`), a pair is not
         `_unlike` if its source is directly in the same numbered list as the source of one of those pairs.
         """
-        renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t)]
+        renamed = [(t, s) for t, s in self._namesakes(pairs) if self.naming.renamed(t, s)]
         strangers = self._other_names(pairs, renamed)
         several = len({self.naming.exact[id(t)][:2] for t, _ in renamed}) > 1
         rows = {s.path[:-1] for _, s in renamed if s.last.isdecimal()} if several else set()
@@ -579,9 +579,11 @@ class Matcher:
         ]
 
     def _namesakes(self, pairs: list[Pair]) -> list[Pair]:
-        """Return those of PAIRS whose two names are equal (`Naming.exact`)."""
+        """Return those of PAIRS whose two names are equal: their paths, or the paths below two prefixes
+        (`Naming.exact`, which has no units that their shapes alone have paired).
+        """
         names = self.naming.exact
-        return [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
+        return [(t, s) for t, s in pairs if t.path == s.path or (id(t) in names and names[id(t)] == names.get(id(s)))]
 
     def _other_names(self, pairs: list[Pair], renamed: list[Pair]) -> list[Pair]:
         """Return the pairs of PAIRS without equal names (not in `_namesakes`), and the pairs of RENAMED whose equal
@@ -632,7 +634,7 @@ class Matcher:
         the targets of all PAIRS (`_turn`: or has them later in its state dict, if it is not known when they run), and
         no target shares a telling word (`_of_no_head`: not "head") with a source of the cell.
         """
-        if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
+        if not pairs or any(self.naming.renamed(t, s) for t, s in pairs):
             return []
         last = max(_turn(t) for t, _ in pairs)
         return [
@@ -651,12 +653,13 @@ class Matcher:
         runs T after the targets of all known pairs (`_turn`). If the names of any known pair are not equal
         (`Naming.renamed`), the second reason only counts if T and S are vectors behind layers without partners
         (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`). The second reason never
-        counts if the source's code runs S after the sources of all known pairs.
+        counts if the source's code runs S after the sources of all known pairs, unless both heads go on with layers
+        without partners only (`_goes_on_alone`): then these are different heads.
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
         known = [pair for pair in pairs if id(pair[0]) not in inside]
-        renamed = any(self.naming.renamed(t) for t, _ in known)
+        renamed = any(self.naming.renamed(t, s) for t, s in known)
         last = max((_turn(t) for t, _ in known), default=0)
         turns = [s.turn for _, s in known]
         paired = {id(u) for pair in pairs for u in pair}
@@ -666,7 +669,11 @@ class Matcher:
             if hard_conflict(t.words, s.words)
             or (
                 _turn(t) > last
-                and (s.turn is None or any(turn is None or turn > s.turn for turn in turns))
+                and (
+                    s.turn is None
+                    or any(turn is None or turn > s.turn for turn in turns)
+                    or (_goes_on_alone(t, self.cells.targets, paired) and _goes_on_alone(s, self.cells.sources, paired))
+                )
                 and (not renamed or self._behind_new(t, s, paired) or self.in_unused_parts(t, s, both=True))
             )
         ]
@@ -699,6 +706,14 @@ class Matcher:
                 if apart and not pair[0].told_by(Kind.NAME):
                     one, several = ("source", "model") if side else ("model", "source")
                     pair[0].ask(ask(Reason.PARTS_UNNAMED, one, several, several))
+
+
+def _goes_on_alone(unit: Unit, units: Sequence[Unit], paired: Set[int]) -> bool:
+    """Return whether the output of UNIT flows into some of UNITS, the units of its side, and none of these has a
+    partner. PAIRED has the `id` of all paired units.
+    """
+    behind = [id(other) for other in units if flows_into(unit, other)]
+    return bool(behind) and paired.isdisjoint(behind)
 
 
 def _ends_alike(key: str, other: str) -> bool:

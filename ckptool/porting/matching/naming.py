@@ -42,12 +42,13 @@ class Naming:
         self._owners = Owners(cells)
         self.exact: dict[int, Exact] = self._prefix_labels()
 
-    def renamed(self, t: Unit) -> bool:
-        """Return whether T, a unit of the target, has no unit of the source with an equal path (see `exact`), or one
-        only below a different prefix. A prefix that only one side has does not count as different.
+    def renamed(self, t: Unit, s: Unit) -> bool:
+        """Return whether T and S, the units of a pair, have unequal paths, and T has no unit of the source with an
+        equal path (see `exact`), or one only below a different prefix. A prefix that only one side has does not count
+        as different.
         """
         found = self.exact.get(id(t))
-        return found is None or (found[0] != () != found[1] and found[0] != found[1])
+        return t.path != s.path and (found is None or (found[0] != () != found[1] and found[0] != found[1]))
 
     def by_exact_names(self) -> bool:
         """Split cells by equal paths below two prefixes (see `exact`). Return whether any cell was split."""
