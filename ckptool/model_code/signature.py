@@ -197,7 +197,8 @@ PRODUCTS = frozenset(
 
 @dataclass(slots=True)
 class Facts:
-    """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it.
+    """What a forward pass shows about a weight, apart from when it is used. Only a tracer fills it, but for the heads
+    of torch's attention (`nn.MultiheadAttention`), which its module names.
 
     Attributes:
         flow: its place in the graph, or None if it is not known.

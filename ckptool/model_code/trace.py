@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def signature_of(
             ties.get(key),
             at.index if at else None,
             at.how if at else "",
-            at.facts if at else Facts(),
+            _with_heads(at.facts if at else Facts(), classes[key.rpartition(".")[0]]) if key in owners else Facts(),
         )
     metadata = getattr(state, "_metadata", None)
     return Signature(
@@ -97,6 +97,13 @@ def signature_of(
         rotary=found.rotary if found.rotary or found.inputs or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
     )
+
+
+def _with_heads(facts: Facts, module: torch.nn.Module) -> Facts:
+    """Return FACTS of a tensor of MODULE with the number of heads, if MODULE is torch's attention: no function that is
+    followed splits its heads, and it has this number whether a forward pass runs or not.
+    """
+    return replace(facts, heads=module.num_heads) if isinstance(module, torch.nn.MultiheadAttention) else facts
 
 
 def _require_sizes(name: str, tensors: Mapping[str, torch.Tensor]) -> None:

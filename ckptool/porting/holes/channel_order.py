@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 from ...model_code.signature import PRODUCTS, Flattened
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.fusing.projections import heads_of, part_label
+from ..forms.fusing.projections import fused_by_name, part_label
 from ..forms.pieces import Name, Piece, holds_channels_last, squeezed
 from ..matching.units import Unit, label_of
 from ..questions import Reason
@@ -19,20 +20,37 @@ from ..words import cut, words_of
 from .filling import Change, Filled, Filling
 
 
+class _Attention(NamedTuple):
+    """An attention whose queries the source computes by a 1d convolution.
+
+    Attributes:
+        heads: how many heads the model's code splits the queries into.
+        listed: whether the source's layer of queries is in a list.
+        shown: whether the source's code splits the queries into (width, heads); None if it does not show it.
+    """
+
+    heads: int
+    listed: bool
+    shown: bool | None
+
+
 def doubt_heads_of_channels(filling: Filling) -> None:
-    """Ask about the tensors of attentions whether heads are the outer or the inner index of their channels: weights and
-    biases for queries, keys and values, and weights of output layers (`_heads_outside`). The model's code has to show
-    two heads or more, and the source has to compute the queries of this attention, and the layer of the tensor, by 1d
-    convolutions of size 1. Nothing is asked if the source's layer of queries has `conv` in its last name (`conv_q`), as
-    that of Glow-TTS, with heads outside, nor if the source's code shows that each head has a share of queries, keys and
-    values.
+    """Make heads the outer index of the channels of an attention, if the source's code has them as the inner one, in
+    weights and biases for queries, keys and values, and in weights of output layers (`_heads_outside`). The model's
+    code has to show two heads or more, and the source has to compute the queries of this attention, and the layer of
+    the tensor, by 1d convolutions of size 1.
+
+    If the source's code shows into which sizes it splits the queries, there is no open question, and nothing is changed
+    where heads are outside. Else it is asked. Nothing is asked or changed if the source's layer of queries has `conv`
+    in its last name (`conv_q`), as that of Glow-TTS, with heads outside, nor if the source's code shows that each head
+    has a share of queries, keys and values.
 
     Code with channels first often has heads inside, as SuperGlue has, whose layers are a list. If the source's layer of
     queries is in a list, the reordered tensor (`_heads_outside`) is taken and the plain one is the option; else it is
     the other way round.
     """
     attentions = {
-        t.path[:-1]: (heads_of(t.main.entry), s.last.isdecimal())
+        _module_of(t): _attention(t, s)
         for t, s in filling.matching.pairs
         if part_label(t.path) == "q"
         and _is_pointwise(s.main)
@@ -41,10 +59,32 @@ def doubt_heads_of_channels(filling: Filling) -> None:
     }
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        heads, listed = attentions.get(t.path[:-1], (0, False))
-        move = _heads_outside(hole, t, s, heads) if heads > 1 and _is_pointwise(s.main) else None
-        if move is not None:
-            filled.ask(Reason.HEADS_INSIDE, other=move, exchange=listed)
+        found = attentions.get(_module_of(t))
+        if found is None or found.heads < 2 or found.shown is False or not _is_pointwise(s.main):
+            continue
+        move = _heads_outside(hole, t, s, found.heads)
+        if move is not None and found.shown:
+            filled.learn(move, Reason.HEADS_INSIDE, shows=f"splits channels into {found.heads} heads inside")
+        elif move is not None:
+            filled.ask(Reason.HEADS_INSIDE, other=move, exchange=found.listed)
+
+
+def _module_of(t: Unit) -> tuple[str, ...]:
+    """Return the path of the module around T, a layer, or around the fused projection that T is a part of."""
+    return t.path[: -2 if part_label(t.path) and fused_by_name(t.main.entry.key) else -1]
+
+
+def _attention(t: Unit, s: Unit) -> _Attention:
+    """Return what code shows of the attention whose queries the layer T computes in the model, and S in the source.
+
+    The model's number of heads is that of two sizes, (heads, width), or of three for a fused projection: the second one
+    of (3, heads, width), else the first; if code shows no sizes, it is that of a part (`Facts.heads`). The source's
+    sizes count if they are this number and another one.
+    """
+    sizes, theirs = t.main.entry.facts.layout.sizes, s.main.entry.facts.layout.sizes
+    heads = (sizes[1] if len(sizes) == 3 and sizes[0] == 3 else sizes[0]) if sizes else t.main.entry.facts.heads
+    told = len(theirs) == 2 and theirs[0] != theirs[1] and heads in theirs
+    return _Attention(heads, s.last.isdecimal(), theirs[1] == heads if told else None)
 
 
 def _is_pointwise(piece: Piece) -> bool:
