@@ -722,8 +722,9 @@ class Reason(Enum):
     NEIGHBOURS = (
         Topic.OTHER,
         "the model's code puts four neighbours of a feature map side by side for this layer, row by row, and most code "
-        "for such layers does so column by column, so the channels were reordered; check the order of the neighbours "
-        "in the source's code, before this layer: if it takes them row by row, too, take the plain tensor",
+        "for such layers does so column by column, all channels of one neighbour together, so the channels were "
+        "reordered; check the order of the neighbours in the source's code, before this layer: if it is the model's, "
+        "take the plain tensor",
     )
     PATCH_ORDER = (
         Topic.OTHER,

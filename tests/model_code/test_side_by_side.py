@@ -26,6 +26,19 @@ def by_channel(x: Any) -> Any:
     return torch.pixel_unshuffle(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
 
 
+def by_unfold(x: Any) -> Any:
+    n, h, w, _ = x.shape
+    return nn.Unfold(2, stride=2)(x.permute(0, 3, 1, 2)).transpose(1, 2).reshape(n, h // 2, w // 2, -1)
+
+
+def by_windows(x: Any) -> Any:
+    """All channels of one neighbour together, row by row."""
+    return x.unfold(1, 2, 2).unfold(2, 2, 2).permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+WAYS = [by_columns, by_rows, by_channel, by_unfold, by_windows]
+
+
 class Merging(nn.Module):  # type: ignore[misc]
     """Halves a picture: its neighbours side by side, a norm, and a matrix."""
 
@@ -67,8 +80,8 @@ def model(names: tuple[str, str, str], gather: Any, **more: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("own", [by_columns, by_rows, by_channel])
-@pytest.mark.parametrize("theirs", [by_columns, by_rows, by_channel])
+@pytest.mark.parametrize("own", WAYS)
+@pytest.mark.parametrize("theirs", WAYS)
 @pytest.mark.parametrize("flat", [False, True])
 def test_both_codes_show_the_order_of_the_neighbours(theirs: Any, own: Any, flat: bool) -> None:
     source, target = model(OLD, theirs, flat=flat), model(NEW, own)
@@ -77,17 +90,24 @@ def test_both_codes_show_the_order_of_the_neighbours(theirs: Any, own: Any, flat
     assert give_the_same(mapping, source, target)
 
 
-def test_a_model_that_takes_neighbours_row_by_row_is_asked_about() -> None:
-    source, target = model(OLD, by_columns), model(NEW, by_rows)
+@pytest.mark.parametrize("own", [by_rows, by_channel, by_unfold, by_windows])
+def test_a_model_that_takes_neighbours_otherwise_than_column_by_column_is_asked_about(own: Any) -> None:
+    source, target = model(OLD, by_columns), model(NEW, own)
     mapping = ported(source, target, code=False)
     asked = {e.target for e in mapping.entries if any(q.reason == Reason.NEIGHBOURS for q in e.questions)}
     assert asked == {"ln.weight", "ln.bias", "proj.weight"}
     assert give_the_same(mapping, source, target)
 
 
-@pytest.mark.parametrize("own", [by_columns, by_channel])
-def test_a_model_that_takes_them_as_others_do_is_no_question(own: Any) -> None:
-    assert not ported(model(OLD, own), model(NEW, own), code=False).having("guessed")
+def test_a_model_that_takes_them_as_others_do_is_no_question() -> None:
+    assert not ported(model(OLD, by_columns), model(NEW, by_columns), code=False).having("guessed")
+
+
+def test_windows_with_a_rim_of_zeros_show_no_neighbours() -> None:
+    def padded(x: Any) -> Any:
+        return nn.Unfold(2, stride=2, padding=1)(x.permute(0, 3, 1, 2)).transpose(1, 2).unflatten(1, (5, 5))
+
+    assert not ported(model(OLD, by_columns), model(NEW, padded), code=False).having("guessed")
 
 
 def test_the_same_code_is_no_question() -> None:

@@ -19,7 +19,7 @@ from ..signature import PRODUCTS
 #: Functions that only move numbers, and give some of them or all.
 _MOVES = TURNS | frozenset(
     "__getitem__ narrow select index_select view reshape flatten unflatten ravel roll flip t squeeze unsqueeze expand"
-    " expand_as split split_with_sizes chunk unsafe_chunk tensor_split unbind pixel_unshuffle".split()
+    " expand_as split split_with_sizes chunk unsafe_chunk tensor_split unbind pixel_unshuffle unfold".split()
 )
 _JOINS = JOINS | {"stack", "hstack", "dstack"}
 _TURNS = TURNS | {"t"}
@@ -298,7 +298,8 @@ class Moved:
             kwargs.pop(name, None)
         args[at : at + 1] = [parts[0] if joined is None else parts]
         try:
-            made = _function(call.name)(*args, **kwargs)
+            function = _windows if _takes_windows(call) else _function(call.name)
+            made = function(*args, **kwargs)
             made = made if place is None else made[place]
         except Exception:  # such as an index on another device
             return None
@@ -335,13 +336,28 @@ def _takes_sizes(name: str) -> bool:
 
 
 def _moves(call: Call) -> bool:
-    """Return whether CALL only moves or joins numbers: one of `_MOVES`, `cat` and the like, or an einsum of one tensor
-    that sums up nothing ("nchw->nhwc").
+    """Return whether CALL only moves or joins numbers: one of `_MOVES`, `cat` and the like, an `unfold` that adds no
+    zeros around, or an einsum of one tensor that sums up nothing ("nchw->nhwc").
     """
+    if _takes_windows(call):
+        padding = call.kwargs.get("padding", call.args[3] if len(call.args) > 3 else 0)
+        return not any(padding) if isinstance(padding, tuple | list) else padding == 0
     if call.name == "einsum" and len(call.args) == 2 and isinstance(call.args[0], str):
         before, _, after = call.args[0].replace(" ", "").partition("->")
         return sorted(before) == sorted(after) and len({*after}) == len(after) and after.isalpha()
     return call.name in _MOVES or call.name in _JOINS
+
+
+def _takes_windows(call: Call) -> bool:
+    """Return whether CALL is of `torch.nn.functional.unfold`, and not of `Tensor.unfold`, which gives one dimension
+    more than it takes.
+    """
+    return call.name == "unfold" and isinstance(call.result, torch.Tensor) and call.result.ndim < call.first.ndim
+
+
+def _windows(numbers: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what `torch.nn.functional.unfold`, which takes no integers, makes of NUMBERS."""
+    return torch.nn.functional.unfold(numbers.double(), *args, **kwargs).long()
 
 
 def _results(call: Call) -> Iterator[Any]:

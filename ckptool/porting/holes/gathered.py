@@ -11,8 +11,9 @@ from ..matching.units import Unit
 from ..questions import Reason
 from .filling import Change, Filling
 
-#: Four neighbours, row by row and column by column.
-_BY_ROWS, _BY_COLUMNS = Neighbours((0, 1, 2, 3), False), Neighbours((0, 2, 1, 3), False)
+#: Four neighbours column by column, and row by row.
+_BY_COLUMNS = Neighbours((0, 2, 1, 3), False)
+_BY_ROWS = frozenset({Neighbours((0, 1, 2, 3), False), Neighbours((0, 1, 2, 3), True)})
 _NORMS_AND_MATRICES = frozenset({"linear", "layer_norm"})
 
 
@@ -22,9 +23,10 @@ def doubt_neighbours(filling: Filling) -> None:
     differ.
 
     If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, all channels
-    of one neighbour together, unless the two layers come from the same code (`Filling.same_code`): most such code
-    follows Swin Transformer, which takes them column by column, so the reordered tensor is taken, and the plain one is
-    the option. All other tensors stay, without a question, and so do those that cannot be reordered (`_moving`).
+    of one neighbour together or all neighbours of one channel, unless the two layers come from the same code
+    (`Filling.same_code`): most such code follows Swin Transformer, which takes them column by column, all channels of
+    one neighbour together, so the reordered tensor is taken, and the plain one is the option. All other tensors stay,
+    without a question, and so do those that cannot be reordered (`_moving`).
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
@@ -35,7 +37,7 @@ def doubt_neighbours(filling: Filling) -> None:
             move = _moving(t.pieces[hole.role].shape, own, theirs)
             if move is not None:
                 filled.learn(move, Reason.NEIGHBOURS, shows=f"takes neighbours in the order {theirs.order}")
-        elif own == _BY_ROWS and t.main.entry.how in _NORMS_AND_MATRICES and not filling.same_code(t, s):
+        elif own in _BY_ROWS and t.main.entry.how in _NORMS_AND_MATRICES and not filling.same_code(t, s):
             move = _moving(t.pieces[hole.role].shape, own, _BY_COLUMNS)
             if move is not None:
                 filled.ask(Reason.NEIGHBOURS, other=move, exchange=True)
