@@ -144,10 +144,12 @@ class Neighbours(NamedTuple):
     Attributes:
         order: the neighbours, each as its place among them row by row, in the order in which they stand.
         by_channel: whether all neighbours of the first channel come first, and not all channels of one neighbour.
+        in_line: whether they are in one row or column of the map, as where code flattens its height alone.
     """
 
     order: tuple[int, ...]
     by_channel: bool
+    in_line: bool = False
 
 
 class Layout(NamedTuple):

@@ -103,6 +103,29 @@ def test_a_model_that_takes_them_as_others_do_is_no_question() -> None:
     assert not ported(model(OLD, by_columns), model(NEW, by_columns), code=False).having("guessed")
 
 
+class Heard(nn.Module):  # type: ignore[misc]
+    """A spectrogram whose four bands become channels, as in a recurrent network over time."""
+
+    def __init__(self, names: tuple[str, str, str], *, bands_first: bool) -> None:
+        super().__init__()
+        self.names, self.bands_first = names, bands_first
+        self.add_module(names[0], nn.Conv2d(3, 6, 1))
+        self.add_module(names[2], nn.Linear(24, 12))
+
+    def forward(self, x: Any) -> Any:
+        x = getattr(self, self.names[0])(x)  # [n, c, time, bands]
+        return getattr(self, self.names[2])(
+            x.permute(0, 2, 3, 1).flatten(2) if self.bands_first else x.mT.flatten(1, 2).mT
+        )
+
+
+@pytest.mark.parametrize("bands_first", [False, True])
+def test_four_bands_that_become_channels_are_no_square(bands_first: bool) -> None:
+    source, target = (Heard(names, bands_first=bands_first) for names in (OLD, NEW))
+    mapping = ckptool.transfer(source.state_dict(), target, inputs=["float32[2,3,9,4]"])
+    assert all(q.reason != Reason.NEIGHBOURS for entry in mapping.entries for q in entry.questions)
+
+
 def test_windows_with_a_rim_of_zeros_show_no_neighbours() -> None:
     def padded(x: Any) -> Any:
         return nn.Unfold(2, stride=2, padding=1)(x.permute(0, 3, 1, 2)).transpose(1, 2).unflatten(1, (5, 5))

@@ -7,6 +7,7 @@ halves a picture. Code does so by slices (`x[:, 0::2, 0::2]`), by a reshape and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -83,7 +84,9 @@ class SideBySide:
         )
         if len(rank) != count or made != [(c, rank[place]) for c, place in zip(channels, places, strict=True)]:
             return None
-        return Neighbours(tuple(order), by_channel)
+        ordered = sorted(rank)
+        in_line = len({b - a for a, b in pairwise(ordered)}) == 1
+        return Neighbours(tuple(order), by_channel, in_line)
 
 
 __all__ = ["SideBySide"]

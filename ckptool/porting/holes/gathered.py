@@ -22,11 +22,11 @@ def doubt_neighbours(filling: Filling) -> None:
     order of the neighbours, without an open question, if both forward passes show their orders (`_shown`) and these
     differ.
 
-    If only the model's does, ask about linear layers and layer norms that take four neighbours row by row, all channels
-    of one neighbour together or all neighbours of one channel, unless the two layers come from the same code
-    (`Filling.same_code`): most such code follows Swin Transformer, which takes them column by column, all channels of
-    one neighbour together, so the reordered tensor is taken, and the plain one is the option. All other tensors stay,
-    without a question, and so do those that cannot be reordered (`_moving`).
+    If only the model's does, ask about linear layers and layer norms that take four neighbours of a square row by row,
+    all channels of one neighbour together or all neighbours of one channel, unless the two layers come from the same
+    code (`Filling.same_code`): most such code follows Swin Transformer, which takes them column by column, all channels
+    of one neighbour together, so the reordered tensor is taken, and the plain one is the option. All other tensors
+    stay, without a question, and so do those that cannot be reordered (`_moving`).
     """
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
