@@ -247,3 +247,18 @@ def test_a_list_beside_one_that_is_counted_from_opposite_ends_is_a_guess() -> No
     assert str(entries["lateral.0.weight"].expr) == "lat3.weight"
     assert {entries[f"stages.{n}.weight"].status for n in range(3)} == {"mapped"}
     assert {entries[f"output.{n}.weight"].status for n in (0, 2)} == {"guessed"}
+
+
+def test_a_list_is_counted_as_the_one_beside_it_also_if_a_further_layer_has_its_sizes() -> None:
+    """Smoothing layers of a pyramid, which a coarser level has as well, beside lateral ones, whose sizes show it."""
+    laterals = {n: (8, 4 + n, 1, 1) for n in range(3)}
+    target = {f"pyramid.lateral{n + 3}.weight": laterals[n] for n in (2, 1, 0)}
+    target |= {f"pyramid.smooth{n}.weight": (8, 8, 3, 3) for n in (3, 4, 5)} | {"pyramid.extra6.weight": (8, 8, 3, 3)}
+    source = {f"fpn.lat_layers.{n}.weight": laterals[2 - n] for n in range(3)}
+    source |= {f"fpn.pred_layers.{n}.weight": (8, 8, 3, 3) for n in range(3)}
+    source |= {"fpn.downsample_layers.0.weight": (8, 8, 3, 3)}
+    mapping = port(signature(source), wanted(target, used=target))
+    held = {f"pyramid.smooth{n + 3}.weight": f"fpn.pred_layers.{2 - n}.weight" for n in range(3)}
+    assert pairing(mapping).items() >= held.items()
+    assert {"pyramid.smooth3.weight", "pyramid.smooth5.weight"} <= {e.target for e in mapping.having("guessed")}
+    assert mapping["pyramid.extra6.weight"].sources == ["fpn.downsample_layers.0.weight"]

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 
+from .evidence import Kind
 from .series import NUMBER, series_of
 from .units import Unit
 
@@ -74,7 +75,7 @@ def turned(own: Mapping[int, Hashable], theirs: Mapping[int, Hashable]) -> bool:
     return ours != other and ours == other[::-1]
 
 
-def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], int]:
+def directions(pairs: Collection[tuple[Unit, Unit]], *, one: bool = False) -> dict[tuple[Row, Row], int]:
     """Return (list of the target, list of the source) -> 1 if both sides count the members from the same end, -1 if
     from opposite ends, as PAIRS (target, source) show. Each list around a target (`rows`) is compared with each list
     around its source. Couples of lists of which PAIRS do not show it are left out.
@@ -82,14 +83,18 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
     Couples of members with different contents (colours of their targets) show it, if all agree (`direction`). If there
     are none, or they contradict each other, all couples of members show it, if they agree and other lists of the same
     two modules support it: by members with different contents, at least one list shows the same (two for opposite
-    ends), and none shows the contrary. Of a list with more than 24 members, 24 to 47 are compared.
+    ends), and none shows the contrary. With ONE, one is enough for opposite ends if the list beside it told a member
+    from the others. Of a list with more than 24 members, 24 to 47 are compared.
     """
     lists: dict[tuple[Row, Row], dict[tuple[int, int], Counter[Hashable]]] = defaultdict(lambda: defaultdict(Counter))
+    told_beside: set[tuple[Row, Row]] = set()
     for t, s in pairs:
         theirs = rows(s.path)
         for row, number in rows(t.path):
             for other, place in theirs:
                 lists[row, other][number, place][t.colour] += 1
+                if one and t.told_by(Kind.SERIES_BESIDE):
+                    told_beside.add((row, other))
     found: dict[tuple[Row, Row], int] = {}
     alike: dict[tuple[Row, Row], int] = {}
     beside: dict[tuple[Row, Row], Counter[int]] = defaultdict(Counter)
@@ -103,7 +108,7 @@ def directions(pairs: Collection[tuple[Unit, Unit]]) -> dict[tuple[Row, Row], in
             alike[both] = direction(couples)
     for both, way in alike.items():  # of members that all look alike, what several lists beside it show
         told = beside[_around(both)]
-        if way and not told[-way] and told[way] > (way < 0):
+        if way and not told[-way] and told[way] > (way < 0 and both not in told_beside):
             found[both] = way
     return found
 

@@ -18,7 +18,7 @@ from .evidence import Evidence, Kind
 from .levels import Levels
 from .namesakes import prefix_votes
 from .owners import Owners
-from .series import Relation, Series, Ways, common, translation
+from .series import Relation, Series, Ways, series_of, translation
 from .units import Pair, Path, Unit, hard_conflict, similarity, template
 
 #: A prefix of the target, one of the source, and the path below both.
@@ -184,22 +184,23 @@ class Naming:
         `h.2.a` is paired with `layers.2.b`. Return whether any cell was split.
 
         If that splits nothing, the rules of other series in the same two modules count (`Ways.beside`), for cells with
-        equally many units of both sides that are one series on each side. Such a rule has to take the numbers of the
-        targets to just those of the sources, and all rules that do so have to make the same pairs. Only the first cell
-        that they split is split. A cell whose list the forward pass shows to be numbered otherwise (`Levels.against` is
-        not 0) is left as it is.
+        equally many units of both sides that hold several members of just one series on each side (`_series_in`). Such
+        a rule has to take the numbers of these targets to just those of these sources, and all rules that do so have to
+        make the same pairs. Only the first cell that they split is split. A cell whose list the forward pass shows to
+        be numbered otherwise (`Levels.against` is not 0) is left as it is.
         """
         known = Ways((t.path, s.path) for t, s in self.cells.certain())
         if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
         for targets, sources in self.cells.even():
-            one, other = common(t.path for t in targets), common(s.path for s in sources)
+            one, other = _series_in(targets), _series_in(sources)
             if one is None or other is None or self._levels.against(one[0], other[0]):
                 continue
             rules = known.beside(one[0], other[0])
             fitting = {numbers for a, b in rules if {*(numbers := tuple(a * n + b for n in one[1]))} == {*other[1]}}
             if len(fitting) == 1:
-                ranks = {id(u): n for u, n in zip([*targets, *sources], [*fitting.pop(), *other[1]], strict=True)}
+                own = zip(fitting.pop(), one[1].values(), strict=True)
+                ranks = {id(unit): n for n, unit in (*own, *other[1].items())}
                 if self.cells.split(Evidence(Kind.SERIES_BESIDE), ranks, mode="all", cells=[(targets, sources)]):
                     return True
         return False
@@ -359,6 +360,18 @@ def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
     """
     found = said(group, unit, is_target)
     return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
+
+
+def _series_in(units: Sequence[Unit]) -> tuple[Series, dict[int, Unit]] | None:
+    """Return (the only series that two or more of UNITS are in, number -> unit of these); None if there is no such
+    series, or if there are several.
+    """
+    found: dict[Series, dict[int, Unit]] = defaultdict(dict)
+    for unit in units:
+        for series, number in series_of(unit.path):
+            found[series][number] = unit
+    several = [both for both in found.items() if len(both[1]) > 1]
+    return several[0] if len(several) == 1 else None
 
 
 def _telling_words(units: Sequence[Unit]) -> dict[int, str]:

@@ -72,9 +72,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
 
 def _count_backwards(pairs: list[Pair]) -> None:
     """Add to `backwards` of each unit of PAIRS, of both sides, the lists around it that the two sides count from
-    opposite ends (`blocks.0` is the first in one and the last in the other), as PAIRS show (`directions`).
+    opposite ends (`blocks.0` is the first in one and the last in the other), as PAIRS show (`directions`, with ONE).
     """
-    turned = [both for both, way in directions(pairs).items() if way < 0]
+    turned = [both for both, way in directions(pairs, one=True).items() if way < 0]
     for pair in pairs:
         for side, unit in enumerate(pair):
             unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[side] for both in turned}

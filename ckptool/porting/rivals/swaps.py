@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..forms.branches import Branches, beside
 from ..matching.counting import directions, row_of, rows
+from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
 from ..matching.units import Pair, Path, Unit, block_of, series
@@ -188,6 +189,8 @@ class Swaps:
         """Return what numbers and orders say about the swap of ONE and OTHER. BELIEVED has name -> vote of the orders
         that count: 1 for the pairs, -1 for the swap (see `_believed`). The first of these that applies decides:
 
+        - numbers in opposite orders, as one list beside them shows (`_turned_as_beside`), and an order of layers that
+          is for the swap, however reliable: ORDER_FOR_SWAP;
         - numbers in the same order on both sides that tell the two apart (`_numbers_tell`): None, unless orders are for
           the swap only and nothing shows that the list is counted from the same end (`_counted_as_beside`);
         - orders for the swap: ORDERS_ABOUT_SWAP if others are for the pairs, else ORDER_FOR_SWAP;
@@ -199,6 +202,10 @@ class Swaps:
         against = [name for name, vote in believed.items() if vote < 0]
         behind = [name for name, vote in believed.items() if vote > 0]
         numbered = by_numbers(one, other) > 0 and self._numbers_tell(one, other)
+        if self._turned_as_beside(one, other):
+            others = (o.name for o in self.orders if o.name != NUMBERED and o.vote(one, other) < 0)
+            if (name := next(others, None)) is not None:
+                return ask(Reason.ORDER_FOR_SWAP, name)
         if numbered and (behind or not against or self._counted_as_beside(one, other)):
             return None
         if against and behind:
@@ -230,6 +237,17 @@ class Swaps:
         """
         own, theirs = row_of(one[0], other[0]), row_of(one[1], other[1])
         return own is not None and theirs is not None and self._ways.get((own, theirs), 0) > 0
+
+    def _turned_as_beside(self, one: Pair, other: Pair) -> bool:
+        """Return whether a list beside that of ONE and OTHER told both pairs apart, their numbers are in opposite
+        orders, and the pairs without a doubt at the start do not show how the list is counted (`directions`): one list
+        of another kind alone may be counted otherwise.
+        """
+        own, theirs = row_of(one[0], other[0]), row_of(one[1], other[1])
+        told = one[0].told_by(Kind.SERIES_BESIDE) and other[0].told_by(Kind.SERIES_BESIDE)
+        if not told or own is None or theirs is None or (own, theirs) in self._ways:
+            return False
+        return (one[0].numbers < other[0].numbers) != (one[1].numbers < other[1].numbers)
 
     def _runs_as_counted(self, one: Pair, other: Pair) -> bool:
         """Return whether ONE and OTHER are in lists with equally many members on both sides, and the model runs their
