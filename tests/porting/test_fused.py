@@ -312,6 +312,15 @@ def test_libraries_that_store_one_part_after_the_other_are_known_by_their_names(
     assert entry.status == "mapped"
 
 
+def test_a_name_of_flash_attn_in_a_module_of_another_name_is_a_question() -> None:
+    """LightGlue has Wqkv beside out_proj, too, and stores queries, keys and values number by number."""
+    source = {key: value.shape for key, value in fused("Wqkv").items()}
+    target = apart()
+    for n in range(2):
+        source[f"layers.{n}.attn.out_proj.weight"] = target[f"blocks.{n}.attn.o_proj.weight"] = (WIDTH, WIDTH + 1)
+    assert found(port(signature(source), with_heads(target)), "blocks.1.attn.k_proj.weight").status == "guessed"
+
+
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
     source = fused("query_key_value", keys=HEAD)
     shapes = {
