@@ -186,8 +186,9 @@ class _Entries:
     def _left_by_tie(self, one: Entry, unused: Sequence[str]) -> str | None:
         """Return the key of UNUSED, the source's tensors that no key reads, that seems to be the source of ONE, if the
         model ties ONE to another key. It has the sizes of the tensor that ONE copies, and the last two components of
-        ONE's key; or else it is the only one with these sizes. It is itself not tied. None if there is none, or if the
-        key does not copy one tensor.
+        ONE's key; or else it is the only one with these sizes. It is itself not tied, and its last two components are
+        not those of the tensor that ONE copies, as those of an average or of another part are. None if there is none,
+        or if the key does not copy one tensor.
         """
         tensors = self._source.signature.entries
         if not unused or self._target.signature.entries[one.target].tied is None:
@@ -196,6 +197,7 @@ class _Entries:
             return None
         fitting = [key for key in unused if key in tensors and tensors[key].tied is None]
         fitting = [key for key in fitting if self._shapes[key] == self._shapes[one.expr.key]]
+        fitting = [key for key in fitting if key.split(".")[-2:] != one.expr.key.split(".")[-2:]]
         named = [key for key in fitting if key.split(".")[-2:] == one.target.split(".")[-2:]]
         return next(iter(named), fitting[0] if len(fitting) == 1 else None)
 

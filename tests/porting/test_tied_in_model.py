@@ -53,5 +53,12 @@ def test_a_source_without_a_head_is_no_question() -> None:
     assert not ckptool.transfer(weights, Language(tied=True)).having("guessed")
 
 
+@pytest.mark.parametrize("part", ["ema", "decoder"])
+def test_a_table_of_another_part_is_no_head(part: str) -> None:
+    weights = {key: value for key, value in Language().state_dict().items() if "head" not in key}
+    weights[f"{part}.embed.weight"] = weights["embed.weight"] + 1
+    assert not ckptool.transfer(weights, Language(tied=True)).having("guessed")
+
+
 def test_a_model_that_ties_nothing_has_a_place_for_both() -> None:
     assert not ckptool.transfer(Language("output").state_dict(), Language()).having("guessed")
