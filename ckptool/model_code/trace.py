@@ -106,11 +106,18 @@ def _with_heads(facts: Facts, module: torch.nn.Module) -> Facts:
     return replace(facts, heads=module.num_heads) if isinstance(module, torch.nn.MultiheadAttention) else facts
 
 
+def without_sizes(tensors: Mapping[str, Any]) -> str | None:
+    """Return the first key of TENSORS (key -> entry of a state dict) that has no sizes yet, as in a lazy layer that has
+    not run; None if there is none.
+    """
+    return next((key for key, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)), None)
+
+
 def _require_sizes(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise `RuleError` if one of TENSORS (key -> parameter or buffer) of the model NAME has no sizes yet: lazy layers
     get them in the first forward pass.
     """
-    key = next((key for key, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)), None)
+    key = without_sizes(tensors)
     if key is not None:
         what = f"{printable(name)} has lazy layers, whose sizes are known only after a first forward pass: {key}"
         raise RuleError(what, where="model", hint=_RUN_ONCE)

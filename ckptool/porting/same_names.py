@@ -31,7 +31,7 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         that a tensor has its axes in another order than torch's, or if there is no state dict at AT (without AT: not
         exactly one). Element types may differ.
     """
-    from torch.nn.parameter import is_lazy
+    from ..model_code.trace import without_sizes
 
     try:
         weights = ckpt.state_dict(at)
@@ -43,7 +43,7 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         return None
     if any(is_foreign(ckpt.roles[key]) for key in shapes if key in ckpt.roles):  # equal sizes, and turned all the same
         return None
-    if any(map(is_lazy, own.values())):  # without sizes; matching says what to do
+    if without_sizes(own) is not None:  # matching says what to do
         return None
     if any(tuple(getattr(value, "shape", (-1,))) != shapes[key] for key, value in own.items()):
         return None
