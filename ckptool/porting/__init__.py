@@ -189,7 +189,8 @@ def transfer(
         prove: run both models on the same inputs, and settle doubts by comparing outputs. Needs SOURCE_MODEL; without
             effect if REFERENCE is given. It may also fill keys for which matching found no source. None: do so if
             SOURCE_MODEL is given, after matching, and both sides have at most 50 million values. If outputs differ
-            then, the mapping is as matching made it, with a note that says where.
+            then, the mapping is as matching made it, with a note that says where; if outputs were not compared, a note
+            says why.
         reference: a file of inputs and outputs saved where the source's code runs (`input`, `input.NAME` …, `output`
             …), to compare with instead of running that code, also without PROVE.
         patience: time limit of a proof, in seconds.

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from ...errors import CheckpointError
 from ..mapping import Mapping
+from .calling import first_line
 from .trial import Tell
 
 #: Values of the file, and of the model, up to which both codes are run. By `benchmarks.proving`, a ResNet-50 takes
@@ -35,18 +37,19 @@ def prove_unasked(
     progress: Tell | None = None,
 ) -> Mapping:
     """Return MAPPING with its doubts settled by a proof, if that succeeds (see `prove`; the search for other weights
-    takes at most 10 seconds). If outputs differ, return MAPPING with a note that says where: the codes may differ in
-    more than names, so this is no doubt about a key.
+    takes at most 10 seconds). Else return MAPPING with a note.
 
-    Return MAPPING as it is if the file or the model has more than 50 million values, if nothing could be compared, if
-    the proof has taken 20 seconds when it begins another step, or if it ends in any error: what nobody asked for stops
-    no port. Modules of the caller are copied, and do not run. The arguments are as in `prove`.
+    If outputs differ, the note says where: the codes may differ in more than names, so this is no doubt about a key. If
+    nothing was compared, it says why: the file or the model has more than 50 million values, the proof had taken 20
+    seconds when it began another step, it ended in an error, or the two codes have no outputs in common. No error is
+    raised: what nobody asked for stops no port. Modules of the caller are copied, and do not run. The arguments are as
+    in `prove`.
     """
     from . import prove
 
     sizes = mapping.source_shapes.values(), (e.shape for e in mapping.entries)
     if any(sum(map(math.prod, shapes)) > MOST_VALUES for shapes in sizes):
-        return mapping
+        return _not_compared(mapping, f"a side has more than {MOST_VALUES:,} values")
     until = time.monotonic() + _LONGEST
 
     def told(text: str) -> None:
@@ -68,14 +71,20 @@ def prove_unasked(
             longer="--prove",
             progress=told,
         )
-    except Exception:
-        return mapping
+    except TimeoutError:
+        return _not_compared(mapping, f"this takes more than {_LONGEST:g} seconds")
+    except Exception as error:
+        return _not_compared(mapping, error.what if isinstance(error, CheckpointError) else first_line(error))
     proof = found.proof or {}
     if proof.get("equal"):
         return found
-    if not proof.get("compared", True):
-        return mapping
     note = f"the source's code and the model were run on the same inputs: {proof['text']}"
+    return replace(mapping, notes=(*mapping.notes, note))
+
+
+def _not_compared(mapping: Mapping, why: str) -> Mapping:
+    """Return MAPPING with a note that outputs were not compared, and WHY."""
+    note = f"the outputs of the source's code and of the model were not compared: {why} (--prove asks for it)"
     return replace(mapping, notes=(*mapping.notes, note))
 
 
