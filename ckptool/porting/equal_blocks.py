@@ -100,6 +100,9 @@ class _Side:
         self._others: dict[str, _Place | None] = {}  # the same for names that are no keys
 
     def _outermost(self, found: list[_Place]) -> _Place | None:
+        """Return the first of FOUND, the places of a key from the outermost list inwards, which is in a long list; None
+        if none is.
+        """
         return next((place for place in found if place.list in self.first), None)
 
     def place(self, name: str) -> _Place | None:
@@ -296,10 +299,16 @@ class Shortened:
         source, target = self.whole
 
         def key(name: str) -> str:
+            """Return the key NAME of the source with its block's number moved by BY; NAME itself if it is in no long
+            list.
+            """
             there = source.place(name)
             return name if there is None else str(there.moved(by))
 
         def text(words: str) -> str:
+            """Return WORDS, a name in the text of a question, with the block's number moved by BY in each word that is
+            a key or the path of a module in a long list of either side.
+            """
             moved = words.split(" ") if "." in words else []
             for at, word in enumerate(moved):
                 if (there := source.place(word) or target.place(word)) is not None:

@@ -62,6 +62,10 @@ def rows_of(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
+    """Yield the lines about ENTRY, a key of the model: its sizes; its expression and what each operation does; for each
+    part of its `way`, the steps on both sides, what told it from its look-alikes, and what supports a pair that its
+    shape made; its questions; tensors of its sizes if it has no source; and what decided.
+    """
     sizes = "x".join(map(str, entry.shape)) or "one value"
     yield f"{printable(entry.target, 200)} ({sizes}) of {printable(mapping.target, 60) or 'the model'}"
     if entry.expr is not None:
@@ -106,6 +110,10 @@ def _reads_the_file(expr: Expr | None) -> bool:
 
 
 def _of_source(mapping: Mapping, key: str, width: int) -> Iterator[str]:
+    """Yield the lines about KEY of the file: its sizes; the keys of the model that read it, or that none does; and the
+    keys that have it as an option. If there are neither, the keys of the model that have its sizes and what they are
+    made of. Each list ends after five.
+    """
     sizes = "x".join(map(str, mapping.source_shapes[key])) or "one value"
     yield f"{printable(key, 200)} ({sizes}) of {printable(mapping.source, 60) or 'the file'}"
     readers = [entry for entry in mapping.entries if key in entry.sources]
@@ -130,6 +138,9 @@ def _of_source(mapping: Mapping, key: str, width: int) -> Iterator[str]:
 
 
 def _steps(where: str, names: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the heading WHERE and a line for each of NAMES, the rules of steps towards the common form; nothing if
+    there are none.
+    """
     if names:
         yield f"  {where}:"
     for name in names:
@@ -137,6 +148,9 @@ def _steps(where: str, names: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _asked(entry: Entry, width: int) -> Iterator[str]:
+    """Yield each question of ENTRY, with its answer or, if it is open, with the options other than the expression.
+    Nothing for an entry without a question or without an expression.
+    """
     if entry.questions and entry.expr is not None:
         yield "  what was asked:"
         for question in entry.questions:
@@ -169,6 +183,9 @@ def _goes(target: str | None) -> str:
 
 
 def _told(told: Told) -> str:
+    """Return the sentence of the rule that TOLD names (else its evidence), and which look-alikes the rule ruled out:
+    those named in `against`, and how many more.
+    """
     text = _says(told.rule) or told.evidence
     if told.against:
         more = told.among - told.left - len(told.against)
@@ -178,11 +195,15 @@ def _told(told: Told) -> str:
 
 
 def _says(name: str) -> str:
+    """Return the sentence of the rule NAME, with the name in brackets behind it; NAME itself if no rule has it."""
     row = rule(name)
     return name if row is None else f"{row.says} ({row.name})"
 
 
 def _decision(entry: Entry) -> str:
+    """Return what decided about ENTRY: an open question (a guess); why it has no source; or the evidence of its
+    expression.
+    """
     if entry.status == "guessed":
         return "a question is open, so this is a guess"
     if entry.status == "unmapped":
@@ -191,6 +212,7 @@ def _decision(entry: Entry) -> str:
 
 
 def _item(text: str, width: int, indent: int = 4) -> list[str]:
+    """Return TEXT as an item of a list, with a dash, wrapped at WIDTH columns and indented by INDENT."""
     return textwrap.wrap(
         text,
         width,

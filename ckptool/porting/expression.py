@@ -84,6 +84,7 @@ def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
     most = max(_MOST_ELEMENTS, 8 * sum(map(prod, shapes.values())))
 
     def made(x: Expr) -> LazyTensor:
+        """Return the result of X, a part of the whole expression, as a lazy tensor. Raises: as `lazy`."""
         if x.is_copy:
             return tensors[x.key]
         shape = shape_of(x, shapes)
@@ -127,10 +128,20 @@ def parse(text: str) -> Expr:
 
 
 class _Reader:
+    """Reads one expression off tokens (keys, names of operations, numbers, brackets and commas).
+
+    Attributes:
+        tokens: the tokens that are left, the next one last.
+        text: the whole expression, for messages.
+    """
+
     def __init__(self, tokens: list[str], text: str) -> None:
         self.tokens, self.text = tokens[::-1], text  # the next one is the last
 
     def expression(self, depth: int = 0) -> Expr:
+        """Take one expression off the tokens and return it: an operation if a bracket follows its name, else a copy of
+        a key. DEPTH is the number of operations around it. Raises RuleError as `parse`.
+        """
         if not self.tokens:
             raise RuleError(f"the expression {printable(self.text)!r} ends too early", hint=_FORM)
         head = self.tokens.pop()
@@ -157,6 +168,11 @@ class _Reader:
         return self._call(head, depth)
 
     def _call(self, name: str, depth: int) -> Expr:
+        """Take the arguments of the operation NAME off the tokens, from its opening to its closing bracket, and return
+        the operation with them. An operation says how many numbers come first (`first`) and how many expressions it
+        takes (`takes`: 0 for any number of at least one, -1 for none); numbers follow these. Commas may be left out.
+        Raises RuleError as `parse`.
+        """
         operation = OPERATIONS[name]
         self.tokens.pop()
         params: list[Number] = []
@@ -202,6 +218,7 @@ _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?(e[-+]?[0-9]{1,3})?")
 
 
 def _number(text: str) -> Number:
+    """Return the argument TEXT as an int, as a finite float, or as it is if it is a word (`half`) or no such number."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _REAL.fullmatch(text) and isfinite(float(text)) else text
@@ -224,6 +241,9 @@ def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[s
 
 
 def _undo(x: Expr, value: Expr, out: dict[str, list[tuple[Expr, Expr]]], shapes: Mapping[str, Shape]) -> bool:
+    """Add to OUT, as `inverted` returns it, how the keys that X reads are made from VALUE, the result of X. Return
+    whether no operation of X loses values; if one does, OUT may have some of the keys.
+    """
     operation = None if x.is_copy else OPERATIONS[x.op]
     if operation is None or (isinstance(operation, Cut) and x.args[0].is_copy):
         out.setdefault(x.keys()[0], []).append((value, x))

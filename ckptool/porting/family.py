@@ -238,6 +238,9 @@ class _Instance:
         return found
 
     def _tree(self, text: str, line: int) -> ast.expr:
+        """Return the formula TEXT as Python's tree of an expression, which is never run. Raises Malformed, which names
+        LINE, if it is none.
+        """
         try:
             return ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, RecursionError, MemoryError, ValueError):
@@ -280,6 +283,9 @@ class _Instance:
         raise ValueError(_NO_SUM)
 
     def _number_hint(self) -> str | None:
+        """Return a hint that names `--number` for the first number of the family that a user may give (one of `config`
+        or `given`); None if it has no such number.
+        """
         wanted = [name for name, text in self.family.numbers.items() if text.startswith(("config(", "given("))]
         return f"say it with --number {wanted[0]}=N" if wanted else None
 
@@ -297,6 +303,14 @@ class _Instance:
         return None
 
     def _call(self, node: ast.Call, letters: Mapping[str, int], name: str) -> int:
+        """Return the value of NODE, a call of `count`, `lowest`, `has`, `size`, `config` or `given` (each is described
+        at the top of this module). NAME is the number that the formula defines, for messages.
+
+        Raises:
+            ValueError: it is another function, its arguments are wrong, or a pattern of `count` or `lowest` has no {}.
+            RuleError: no tensor of `size` exists with so many dimensions, so the file is not of this family.
+            NotFound: the configuration has no whole number for `config`.
+        """
         texts = [text for arg in node.args if (text := self._text(arg, letters)) is not None]
         rest = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, int)]
         what = getattr(node.func, "id", "")
@@ -337,6 +351,10 @@ class _Instance:
     # -------------------------------------------------------------------------------------------------- lines
 
     def _letters(self, line: FamilyLine) -> tuple[str, ...]:
+        """Return the letters (numbers FIRST..LAST) for whose values LINE is repeated, in the order in which the family
+        defines them: those in braces in its key and expression, and those that the numbers named there depend on,
+        through any number of formulas.
+        """
         numbers = self.family.numbers
         names: set[str] = set()
         texts = [(inner, line.number) for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
@@ -348,6 +366,10 @@ class _Instance:
         return tuple(name for name in numbers if ".." in numbers[name] and name in names)
 
     def _rows(self, letters: Sequence[str]) -> Iterator[dict[str, int]]:
+        """Yield letter -> value for every combination of the values of LETTERS, the last letter changing fastest; {}
+        once if there are none. The range of a letter may depend on the letters before it. Raises RuleError if a range
+        has more than 500,000 values.
+        """
         if not letters:
             yield {}
             return
@@ -363,6 +385,7 @@ class _Instance:
         return RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
 
     def _filled(self, text: str, row: Mapping[str, int], line: int) -> str:
+        """Return TEXT with the value of each formula in braces in its place, for the letters of ROW."""
         return _BRACES.sub(lambda found: str(self.evaluate(found[1], row, line)), text)
 
     def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
@@ -386,6 +409,7 @@ class _Instance:
                     yield line, key, self._parsed(line, value)
 
     def _parsed(self, line: FamilyLine, text: str) -> Expr:
+        """Return TEXT as an expression. Raises Malformed, which names LINE, if it is none."""
         try:
             return ex.parse(text)
         except RuleError as error:
@@ -434,6 +458,10 @@ class _Instance:
         return all(entry.line in takes_all for entry in entries)
 
     def _forth(self) -> list[Entry]:
+        """Return the entries for a file of the source, with keys as the lines write them: those of the lines in their
+        order, then those of lines for any key. A line whose tensors are all absent makes none if it is optional. Raises
+        RuleError if another line lacks a tensor, or an optional one has some of its tensors, but not all.
+        """
         entries, missing = [], []
         for line, key, expr in self._written(self.family.lines):
             absent = [name for name in expr.keys() if name not in self.shapes]  # noqa: SIM118 - a method of ours
@@ -446,6 +474,9 @@ class _Instance:
         return entries
 
     def _entry(self, line: FamilyLine, key: str, expr: Expr) -> Entry:
+        """Return the entry for KEY, made by EXPR of LINE, with its shape. Raises RuleError, which names LINE, if EXPR
+        does not fit the sizes of the file's tensors.
+        """
         try:
             shape = ex.shape_of(expr, self.shapes)
         except RuleError as error:
@@ -476,6 +507,13 @@ class _Instance:
                     break
 
     def _back(self) -> list[Entry]:
+        """Return the entries for a file of the target, whose keys are made into those of the source (with the prefix
+        `below`): the inverse of all lines, then the lines of `back`, each if the file has all that it reads, then lines
+        for any key. A line is not inverted if `back` makes every key that it reads.
+
+        Raises RuleError if the file lacks the key of a line that is not optional, two lines make one key, or an
+        expression loses values and cannot be inverted.
+        """
         by_hand = list(self._written(self.family.back))
         made_by_hand = {key for _, key, _ in by_hand}
         forth, missing = [], list[str]()

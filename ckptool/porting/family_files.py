@@ -142,6 +142,7 @@ def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
 
 
 def _texts(document: Mapping[str, Any], name: str, path: StrPath) -> dict[str, str]:
+    """Return name -> text, of DOCUMENT under NAME; {} if it is absent. Raises Malformed if it is something else."""
     found = document.get(name) or {}
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise Malformed(f"{name!r} holds no lines NAME: TEXT", where=path)
@@ -149,6 +150,9 @@ def _texts(document: Mapping[str, Any], name: str, path: StrPath) -> dict[str, s
 
 
 def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[FamilyLine, ...]:
+    """Return the lines KEY: EXPRESSION of DOCUMENT under NAME (`mapping` or `back`) with their line numbers;
+    `if_there(X)` makes an optional line with the expression X.
+    """
     out = []
     for key, value in _texts(document, name, path).items():
         optional = re.fullmatch(r"if_there\((.*)\)", value, re.DOTALL)

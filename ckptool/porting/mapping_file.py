@@ -81,6 +81,9 @@ _HOW_TO_SETTLE = (
 
 
 def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
+    """Yield the lines under `doubts:` for GUESSED entries: each doubt once as a comment, then for its entries, with
+    equal blocks in one line, `KEY: guess(EXPRESSION)` and the options as comments, ready to be uncommented.
+    """
     said: str | None = None
     by_text: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in guessed:
@@ -208,6 +211,7 @@ def _is_range(component: str) -> bool:
 
 
 def _is_number(component: str) -> bool:
+    """Return whether COMPONENT is a number of a list: ASCII digits without a leading zero, fewer than ten of them."""
     return (
         component.isascii()
         and component.isdecimal()
@@ -289,6 +293,7 @@ def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
 
 
 def _text_at(document: dict[str, Any], name: str, path: StrPath) -> str | None:
+    """Return the text of DOCUMENT under NAME; None if it has none. Raises Malformed if it is something else."""
     value = document.get(name)
     if value is not None and not isinstance(value, str):
         raise Malformed(f"{name!r} holds {in_words(value)}, not a text", where=path)
@@ -296,6 +301,9 @@ def _text_at(document: dict[str, Any], name: str, path: StrPath) -> str | None:
 
 
 def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
+    """Yield the lines of `mapping`, `doubts` and `left`, in this order; those of `left` have no expression. Raises
+    Malformed, with the line number, if a section or a value is of another kind.
+    """
     for section in ("mapping", "doubts"):
         lines = document.get(section) or {}
         if not isinstance(lines, dict):
@@ -316,6 +324,10 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
 
 
 def _entries(line: Line, path: StrPath) -> Iterator[Entry]:
+    """Yield an entry for each key that LINE stands for. Under `left` it has no expression and a question; with `guess(
+    )` it has a question, too, so that it stays a guess. Raises Malformed, with the line number, if the expression
+    cannot be read.
+    """
     for key, text in ranges.written_out(line, path):
         if text is None:
             yield Entry(key, (), line=line.number).asking(ask(Reason.LEFT_BY_FILE))

@@ -67,10 +67,18 @@ def mapping_page(mapping: Mapping) -> str:
 
 
 def _link(left: str | None, right: str | None, status: str, details: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return a link of the web page from the source key LEFT to the target key RIGHT (either may be None) with those
+    DETAILS, pairs of (label, text), whose text is not empty.
+    """
     return {"left": left, "right": right, "status": status, "details": [d for d in details if d[1]]}
 
 
 def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
+    """Yield the lines of the report, WIDTH columns wide: the coverage, notes, guesses with their doubts and options,
+    keys without a source, mapped keys, keys that need none, unused keys of the source, and the proof. Parts that are
+    empty are left out. With EVERYTHING, each key has a line of its own with its evidence; otherwise equal blocks, and
+    modules that keep their name, share one, and long lists are cut.
+    """
     keys, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
     yield (
         f"{printable(mapping.source, 60) or 'the source'} -> {printable(mapping.target, 60)}: "
@@ -119,6 +127,10 @@ def _sentence(text: str, width: int) -> list[str]:
 
 
 def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:
+    """Yield an empty line, TITLE, and the lines of ENTRIES (`KEY <- EXPRESSION SIZES`) in columns. With DOUBTS, each
+    doubt stands once above its entries. Up to three options follow each line. With EVERYTHING, each entry has a line
+    with its evidence; otherwise those that differ in numbers alone share one.
+    """
     yield ""
     yield f"  {title}:"
     rows: list[_Row] = []
@@ -347,6 +359,9 @@ _MOST_NAMES = 60
 
 
 def _keys_only(entries: Sequence[Entry], one_by_one: bool) -> Iterator[str]:
+    """Yield a line with name and sizes for each of ENTRIES; if not ONE_BY_ONE, one for all keys that differ in numbers
+    alone and have equal sizes.
+    """
     sized = [(e.target, "x".join(map(str, e.shape))) for e in entries]
     rows = sized if one_by_one else [(found.pattern, str(found.signature)) for found in collapse(sized)]
     width = max((len(key) for key, _ in rows), default=0)

@@ -449,6 +449,10 @@ def _matched(
     original = {name: key for key, name in placed.items()}
 
     def values(key: str) -> Any:
+        """Return the values of the tensor that matching calls KEY, as an array; those of complex numbers as [2, …],
+        real and imaginary parts. None if there is no such tensor, it is large, numpy has no such type, or it is
+        big-endian.
+        """
         tensor = tensors.get(original.get(key, key))
         if tensor is None or tensor.numel > _SMALL or tensor.dtype.numpy is None or tensor.storage.big_endian:
             return None

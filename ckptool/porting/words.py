@@ -212,6 +212,7 @@ def table() -> Words:
     raw: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
 
     def turned(labels: dict[str, Sequence[str]]) -> dict[tuple[str, ...], str]:
+        """Return words of a phrase -> label, from LABELS (label -> phrases)."""
         return {cut(str(phrase)): label for label, phrases in labels.items() for phrase in phrases}
 
     fused = {}

@@ -145,7 +145,8 @@ class _Module:
 
     def text(self) -> str:
         """Return the whole module as text: docstring, imports, the pattern of keys that are left behind, the sizes of
-        tensors that are taken apart or rearranged, `convert`, and the helpers that this calls.
+        tensors that are taken apart or rearranged, `convert`, and the helpers that it calls. An import or helper that
+        nothing uses is left out.
         """
         helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
         code = [*helpers.values()]

@@ -150,6 +150,9 @@ class Computed:
     length: int
 
     def _bytes(self) -> memoryview:
+        """Return the result as bytes: the parts are read as float32 or float64 (`_wide`), given to `compute`, and
+        rounded once to the type of `like`.
+        """
         import numpy as np
 
         wide = self._wide()
