@@ -22,7 +22,7 @@ from math import isfinite, prod
 from ..errors import RuleError, printable
 from ..tensor import LazyTensor
 from .operations import OPERATIONS
-from .operations.arithmetic import add, flip, mul, nonzero, scale, shift, summed, unscaled, unshifted, zeros
+from .operations.arithmetic import add, eye, flip, mul, nonzero, scale, shift, summed, unscaled, unshifted, zeros
 from .operations.cutting import (
     Cut,
     by_heads,
@@ -60,7 +60,7 @@ from .operations.reparametrizing import (
     spectral_norm,
     weight_norm,
 )
-from .operations.resizing import grow, repeat, resize, rows_grown
+from .operations.resizing import grow, pad, repeat, resize, rows_grown
 from .operations.storages import contiguous
 
 #: Elements that any step of an expression may give, unless the tensors that it reads have an eighth of that.
@@ -279,6 +279,7 @@ __all__ = [
     "cat",
     "contiguous",
     "cut_by_heads",
+    "eye",
     "flatten",
     "flip",
     "fold_bias",
@@ -296,6 +297,7 @@ __all__ = [
     "normed_dimension",
     "of",
     "of_heads",
+    "pad",
     "parse",
     "part",
     "permute",

@@ -644,6 +644,13 @@ class Reason(Enum):
         "the output of the norm, with nothing between the two (if not, take the alternatives below for both), and "
         "check its eps (the last number of fold_weight and fold_bias in the file of --save-mapping)",
     )
+    PARALLEL = (
+        Topic.OTHER,
+        "the source has several branches where the model has this layer, so they were added up, each with its batch "
+        "norm folded in with eps {}; check in the source's code that all of them take one input and that their outputs "
+        "are added (if not, take the alternatives below for weight and bias, which leave the other branches out), and "
+        "check the eps (the last number of each fold_weight and fold_bias in the file of --save-mapping)",
+    )
     LEFT_OUT_BESIDE = (
         Topic.OTHER,
         "the source's code also passes the input of this layer through {}, and the model has no place for that layer,"

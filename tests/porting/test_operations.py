@@ -241,6 +241,12 @@ LAWS = {
         lambda draw, s: ([s], (d := dimension(draw, s), s[d] + draw(st.integers(0, 3)))),
         lambda t, x, d, n: t.cat([x, x.mean(d, keepdim=True).repeat_interleave(n - x.shape[d], d)], d),
     ),
+    "pad": Law(
+        lambda draw, s: ([s], (dimension(draw, s), draw(st.integers(0, 3)))),
+        lambda t, x, d, n: t.nn.functional.pad(x, [0, 0] * (x.ndim - 1 - d) + [n, n]),
+        "exact",
+    ),
+    "eye": Law(lambda draw, s: ([], (len(s) + 1,)), lambda t, n: t.eye(n), "exact"),
     "zeros": Law(lambda draw, s: ([], s), lambda t, *n: t.zeros(n), "exact"),
     "resize": Law(grid, resampled),
 }
@@ -281,7 +287,7 @@ def test_numpy_gives_what_torch_gives_in_the_shape_that_was_said(torch: Any, op:
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("op", [op for op in OPERATIONS if op not in ("zeros", "resize", "lora_alpha")])
+@pytest.mark.parametrize("op", [op for op in OPERATIONS if op not in ("zeros", "eye", "resize", "lora_alpha")])
 @quick
 @given(data=st.data(), shape=SHAPES, kind=st.sampled_from(["complex64", "complex128"]))
 def test_complex_numbers_keep_both_parts(torch: Any, op: str, data: Any, shape: Shape, kind: str) -> None:
@@ -401,7 +407,7 @@ def test_whole_numbers_do_not_cut_off_fractions(torch: Any, text: str, kinds: di
 
 
 @pytest.mark.parametrize(
-    "op", [op for op, law in LAWS.items() if law.inverse in ("exact", "of all parts") and op != "zeros"]
+    "op", [op for op, law in LAWS.items() if law.inverse in ("exact", "of all parts") and op not in ("zeros", "eye")]
 )
 @quick
 @given(data=st.data(), shape=SHAPES)

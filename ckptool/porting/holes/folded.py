@@ -17,9 +17,9 @@ from .filling import Filled, Filling
 def fold_norms(filling: Filling) -> None:
     """Fold each batch norm of the source that has no partner into the layer before it (`_norm_behind`), or, if no layer
     there fits, into the layer after it in its module (`_norm_ahead`); or fill the scale and shift that the model has in
-    its place. Nothing is done for a norm without a layer that fits. The layer before it is the one that the source's
-    code shows, else the one that the order in its module gives (`_Layers._in_order`), else the one directly before it
-    in the file.
+    its place. Nothing is done for a norm without a layer that fits, nor for one in `filling.planned`. The layer before
+    it is the one that the source's code shows, else the one that the order in its module gives (`_Layers._in_order`),
+    else the one directly before it in the file.
 
     The first of these that applies decides for a norm and its layer:
 
@@ -36,7 +36,8 @@ def fold_norms(filling: Filling) -> None:
     In the last three cases, if the layer comes after the norm, each further layer that may take the output of the norm
     (`_Layers.after_too`) gets the question that the norm was left out.
     """
-    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var"}]
+    planned = {id(u) for u, _ in filling.planned}
+    free = [u for u in filling.matching.free_sources if is_batch_norm(u) and id(u) not in planned]
     layers = _Layers(filling, free)
     norms = [norm for unit in free if (norm := _norm_behind(layers, unit) or _norm_ahead(layers, unit)) is not None]
     count = Counter(id(norm.t) for norm in norms)
@@ -69,7 +70,7 @@ def finish_folds(filling: Filling) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
+class FoldedNorm:
     """A batch norm of the source behind or before a layer.
 
     Attributes:
@@ -95,8 +96,8 @@ class _Norm:
         question about each of the two. The layer before the norm stays as it is.
         """
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
-        asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self._eps():g}")]
-        for role, expr in (("weight", self._weight(one)), ("bias", self._bias(zero, one))):
+        asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self.eps_or_usual():g}")]
+        for role, expr in (("weight", self.folded_weight(one)), ("bias", self.folded_bias(zero, one))):
             filling.put(scale.pieces[role], (scale, self.unit), Filled(expr, "folded", asked))
 
     def leave_out(self, filling: Filling) -> None:
@@ -110,7 +111,7 @@ class _Norm:
         """
         bias = self.t.pieces["bias"]
         known = filling.holes.get(bias.name) if "bias" in self.s.pieces else None
-        filling.put(bias, (self.t, self.s), known or Filled(self._zeros(), "folded", []))
+        filling.put(bias, (self.t, self.s), known or Filled(self.zeros(), "folded", []))
         filling.planned.append((self.unit, self._fold))
 
     def _fold(self, filling: Filling) -> None:
@@ -118,7 +119,7 @@ class _Norm:
         their options. One more has the plain tensor as its option; it is answered if the source's code shows the eps.
         """
         weight = filling.holes[self.t.pieces["weight"].name].expr
-        for role, fold in (("weight", self._weight), ("bias", partial(self._bias, weight=weight))):
+        for role, fold in (("weight", self.folded_weight), ("bias", partial(self.folded_bias, weight=weight))):
             name = self.t.pieces[role].name
             filled = filling.holes[name]
             plain = filled.expr
@@ -132,11 +133,11 @@ class _Norm:
         shows = f"has eps {self.eps:g}, and the norm right behind the layer"
         return ask_code(self.reason, f"{self.eps:g}", shows=shows)
 
-    def _eps(self) -> float:
+    def eps_or_usual(self) -> float:
         """Return the eps that the source's code shows, or that of torch."""
         return 1e-05 if self.eps is None else self.eps
 
-    def _zeros(self) -> Expr:
+    def zeros(self) -> Expr:
         """Return zeros as the bias of a layer that has none: as many as the weight of the source has outputs."""
         return ex.zeros(self.s.pieces["weight"].shape[self.outputs_second])
 
@@ -145,18 +146,18 @@ class _Norm:
         pieces = self.unit.pieces
         return pieces["weight"].expr if "weight" in pieces else ex.shift(ex.zeros(*self.unit.main.shape), 1.0)
 
-    def _weight(self, e: Expr) -> Expr:
+    def folded_weight(self, e: Expr) -> Expr:
         """Return the weight E of the layer with the norm folded in: each output multiplied by gamma / sqrt(var + eps);
         each input, if the layer takes the output of the norm.
         """
         gamma, var = self._gamma(), self.unit.pieces["running_var"].expr
         if self.ahead:
-            return ex.transpose(ex.fold_weight(ex.transpose(e), gamma, var, self._eps()))
+            return ex.transpose(ex.fold_weight(ex.transpose(e), gamma, var, self.eps_or_usual()))
         dims = [*range(len(self.s.pieces["weight"].shape))]
         dims[:2] = dims[1::-1] if self.outputs_second else dims[:2]
-        return ex.permute(ex.fold_weight(ex.permute(e, *dims), gamma, var, self._eps()), *dims)
+        return ex.permute(ex.fold_weight(ex.permute(e, *dims), gamma, var, self.eps_or_usual()), *dims)
 
-    def _bias(self, e: Expr, weight: Expr) -> Expr:
+    def folded_bias(self, e: Expr, weight: Expr) -> Expr:
         """Return the bias E of the layer with the norm folded in. WEIGHT is the weight of the layer without the norm.
         If the norm comes first, what it adds (beta - mean * gamma / sqrt(var + eps)) goes through WEIGHT and is added
         to E.
@@ -164,12 +165,17 @@ class _Norm:
         pieces, size = self.unit.pieces, self.unit.main.shape[0]
         beta = pieces["bias"].expr if "bias" in pieces else ex.zeros(size)
         mean, var = pieces["running_mean"].expr, pieces["running_var"].expr
-        folded = partial(ex.fold_bias, gamma=self._gamma(), beta=beta, mean=mean, var=var, eps=self._eps())
+        folded = partial(ex.fold_bias, gamma=self._gamma(), beta=beta, mean=mean, var=var, eps=self.eps_or_usual())
         if not self.ahead:
             return folded(e)
         rows = self.s.pieces["weight"].shape[0]
         added = ex.lora(ex.reshape(e, (rows, 1)), ex.reshape(folded(ex.zeros(size)), (size, 1)), weight, 1.0)
         return ex.reshape(added, (rows,), (rows, 1))
+
+
+def is_batch_norm(unit: Unit) -> bool:
+    """Return whether UNIT has the running mean and variance of a batch norm."""
+    return unit.pieces.keys() >= {"running_mean", "running_var"}
 
 
 #: So many norms behind all layers of a module are there in the order of the layers; one alone may be of the last layer.
@@ -221,7 +227,7 @@ class _Layers:
         """Return the unit of the source directly after NORM in the file, or None."""
         return next(iter(self._in_file[self._place[id(norm)] + 1 :]), None)
 
-    def after_too(self, norm: _Norm) -> Iterator[Unit]:
+    def after_too(self, norm: FoldedNorm) -> Iterator[Unit]:
         """Yield, for NORM with the layer after it, the partner of each further layer of the source that has a partner
         and takes as many inputs as NORM has numbers: queries, keys and values may all take the output of NORM. The
         units behind the layer of NORM are looked at, in the order of the file, up to the first one that is not directly
@@ -260,7 +266,7 @@ class _Layers:
         return found
 
 
-def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
+def _norm_behind(layers: _Layers, norm: Unit) -> FoldedNorm | None:
     """Return the batch norm NORM with the layer before it: the first of LAYERS that fits it; None if none fits, or if
     the mean of NORM is no vector. The eps is known only if the source's code shows NORM right behind this layer, and
     another unit of the module of NORM has a partner.
@@ -287,11 +293,11 @@ def _norm_behind(layers: _Layers, norm: Unit) -> _Norm | None:
             behind = mean.entry.facts.behind
             shown = behind is not None and behind.weight == weight.entry.key and layers.is_kept(norm)
             eps = behind.eps if behind is not None and shown else None
-            return _Norm(norm, t, before, eps, outputs_second, reason=reason)
+            return FoldedNorm(norm, t, before, eps, outputs_second, reason=reason)
     return None
 
 
-def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
+def _norm_ahead(layers: _Layers, norm: Unit) -> FoldedNorm | None:
     """Return the batch norm NORM with the linear layer after it: the unit that the source registers directly after NORM
     in the same module. None if there is no such unit, if it has no partner in the model, if one of the two has no
     weight, or if the source's weight is no matrix with as many inputs as NORM has numbers. The eps is not known.
@@ -304,10 +310,10 @@ def _norm_ahead(layers: _Layers, norm: Unit) -> _Norm | None:
         return None
     is_input = after.pieces["weight"].shape[1:] == norm.pieces["running_mean"].shape
     reason = Reason.FOLDED_NORM_BEFORE
-    return _Norm(norm, t, after, None, outputs_second=False, ahead=True, reason=reason) if is_input else None
+    return FoldedNorm(norm, t, after, None, outputs_second=False, ahead=True, reason=reason) if is_input else None
 
 
-def _beside(filling: Filling, norm: _Norm) -> Unit | None:
+def _beside(filling: Filling, norm: FoldedNorm) -> Unit | None:
     """Return the unit of the model in the place of NORM: the one that the model runs directly after the layer of NORM,
     or directly before it if the layer takes the output of NORM. If it is not known when the layer runs, the one that
     the model registers there. None if there is none.

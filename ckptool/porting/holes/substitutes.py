@@ -19,6 +19,7 @@ from . import left_over as leftovers
 from .axial_positions import positions_of_axes
 from .filling import Filled, Filling
 from .folded import fold_norms
+from .parallel import add_branches
 from .remedies import of_rows, remedy
 
 
@@ -475,6 +476,15 @@ SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
         "or the other way round.",
         "A wrapper that changes a parameter of its layer on each call keeps the parameter itself.",
         _of_wrappers,
+    ),
+    Rule(
+        "parallel branches",
+        18,
+        "The source has several branches in the place of one layer, so their kernels are added, each with its batch "
+        "norm folded in.",
+        "Such code trains the branches and adds their outputs; for use, it replaces them by one layer.",
+        add_branches,
+        Strength.OPEN,
     ),
     Rule(
         "folded batch norm",

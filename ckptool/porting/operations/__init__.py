@@ -37,7 +37,9 @@ OPERATIONS.update(
         arithmetic.Sum(),
         resizing.Repeat(),
         resizing.Grow(),
+        resizing.Pad(),
         arithmetic.Zeros(),
+        arithmetic.Eye(),
         resizing.Resize(),
     )
 )

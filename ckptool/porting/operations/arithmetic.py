@@ -1,15 +1,19 @@
-"""Operations that compute element by element or sum over a dimension, and tensors of zeros."""
+"""Operations that compute element by element or sum over a dimension, tensors of zeros, and unit matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 from ...tensor import LazyTensor
 from .operation import OPERATIONS, REAL, Calculation, Expr, Operation, Shape, listed, need
+from .storages import Computed, over
 from .storages import zeros as tensor_of_zeros
+
+#: The longest sum that is written with a plus.
+_IN_ONE_LINE = 100
 
 
 class Add(Calculation):
@@ -42,10 +46,11 @@ def total(*parts: Tensor) -> Tensor:
         return sum(arrays[1:], arrays[0])
 
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
-        """Return the torch code of the sum of ARGS, texts: `x + y` for two; for another number, a call of a helper that
-        rounds once.
+        """Return the torch code of the sum of ARGS, texts: `x + y` for two that fit into one line; else a call of a
+        helper, whose arguments are in lines of their own, and which rounds once.
         """
-        return " + ".join(args) if len(args) == 2 else f"total({listed(args)})"
+        plain = " + ".join(args)
+        return plain if len(args) == 2 and len(plain) <= _IN_ONE_LINE else f"total({listed(args)})"
 
 
 class Mul(Calculation):
@@ -236,6 +241,35 @@ class Zeros(Operation):
         return f"{like}.new_zeros({listed(params) or '()'})"
 
 
+class Eye(Operation):
+    """The operation `eye(n)`: the unit matrix, for a layer that the source lacks because it passes its input on."""
+
+    name, usage = "eye", "eye(n)"
+    summary = "the unit matrix [n, n]"
+    takes, params = -1, "i"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Return the sizes of `eye(n)`: [n, n]. There are no tensors, so SHAPES is empty."""
+        return (params[0], params[0])
+
+    def result(
+        self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
+    ) -> LazyTensor:
+        """Return a lazy tensor of the unit matrix with the type of LIKE; it reads no file."""
+        import numpy as np
+
+        made = Computed(lambda _: np.eye(params[0]), (), like, prod(shape) * like.dtype.itemsize)
+        return over(made, like, shape)
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
+        """Return [], because `eye(n)` reads no tensor."""
+        return []
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Return the torch code of the unit matrix of the type and device of LIKE, the code of a tensor."""
+        return f"{like}.new_zeros({params[0]}, {params[0]}).fill_diagonal_(1)"
+
+
 def add(*parts: Expr) -> Expr:
     """Return the expression of the sum of PARTS, or the part itself if there is only one."""
     return parts[0] if len(parts) == 1 else Expr("add", parts)
@@ -274,6 +308,11 @@ def summed(x: Expr, dim: int) -> Expr:
 def zeros(*sizes: int) -> Expr:
     """Return the expression of zeros with these SIZES."""
     return Expr("zeros", (), sizes)
+
+
+def eye(size: int) -> Expr:
+    """Return the expression of the unit matrix [SIZE, SIZE]."""
+    return Expr("eye", (), (size,))
 
 
 def unshifted(x: Expr) -> Expr:

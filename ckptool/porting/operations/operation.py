@@ -116,7 +116,7 @@ class Operation(ABC):
         calls: whether the torch code has the tensors only as arguments of a call, without a dot or operator after them.
         infix: whether the torch code is a sum or a product, which needs brackets before a dot.
         keeps_sizes: whether the result has the sizes of its only tensor, so that `taken` gives them.
-        moves: whether each value of the result is a value of one of its tensors, in another place.
+        moves: whether each value of the result is a value of one of its tensors, in another place, or 0.
     """
 
     name: str

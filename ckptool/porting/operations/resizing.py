@@ -1,11 +1,14 @@
-"""Operations that change the number of elements of a tensor: guesses at the weights of a larger or smaller model."""
+"""Operations that change the number of elements of a tensor: guesses at the weights of a larger or smaller model, and
+kernels of another size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .operation import Calculation, Expr, Shape, need
+from .cutting import part
+from .operation import Calculation, Expr, Shape, need, shape_of
 
 
 class Repeat(Calculation):
@@ -76,6 +79,43 @@ def grow(x: Tensor, dim: int, size: int) -> Tensor:
 
         (x,), (dim, size) = arrays, params
         return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
+
+
+class Pad(Calculation):
+    """The operation `pad(x, dim, n)`: x between zeros, n before and n behind its elements in dimension dim."""
+
+    name, usage = "pad", "pad(x, dim, n)"
+    summary = "x between n zeros on each side in dimension dim"
+    calls = moves = True
+    helper = '''\
+def pad(x: Tensor, dim: int, count: int) -> Tensor:
+    """Put zeros before and behind the elements of a dimension, so many on each side."""
+    sizes = list(x.shape)
+    sizes[dim] = count
+    zeros = x.new_zeros(sizes)
+    return torch.cat([zeros, x, zeros], dim=dim)
+'''
+    params = "ii"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Return the sizes of `pad(x, dim, n)`: those of x, with 2 * n more in dimension dim. Raise RuleError if there
+        is no such dimension.
+        """
+        (shape,), (dim, count) = shapes, params
+        need(dim < len(shape), f"no dimension {dim} in {list(shape)}")
+        return (*shape[:dim], shape[dim] + 2 * count, *shape[dim + 1 :])
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Return the only array with n zeros before and behind its elements along dim; PARAMS are (dim, n)."""
+        import numpy as np
+
+        (x,), (dim, count) = arrays, params
+        return np.pad(x, [(count, count) if d == dim else (0, 0) for d in range(x.ndim)])
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
+        """Return [the slice of VALUE, the result of X, without the zeros]. SHAPES are the sizes of the source."""
+        dim, count = map(int, x.params)
+        return [part(value, dim, count, count + shape_of(x.args[0], shapes)[dim])]
 
 
 class Resize(Calculation):
@@ -157,6 +197,11 @@ def grow(x: Expr, dim: int, size: int) -> Expr:
     others.
     """
     return Expr("grow", (x,), (dim, size))
+
+
+def pad(x: Expr, dim: int, count: int) -> Expr:
+    """Return the expression of X between zeros, COUNT on each side in dimension DIM; X itself if COUNT is 0."""
+    return Expr("pad", (x,), (dim, count)) if count else x
 
 
 def rows_grown(x: Expr) -> Expr | None:
