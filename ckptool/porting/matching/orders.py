@@ -23,6 +23,7 @@ from .units import (
     Pair,
     Path,
     Unit,
+    around,
     block_of,
     label_of,
     number_ranks,
@@ -89,8 +90,9 @@ class Orders:
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
         """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
         cell; equal ranks are partners. None if `units.number_ranks` returns None (the paths of a side do not all have
-        equally many numbers, or all have the same; or the sides do not have equally many units of a rank). Its result
-        as it is if TARGETS, or SOURCES, are of several series (paths without numbers).
+        equally many numbers, or all have the same; or the sides do not have equally many units of a rank). If
+        TARGETS, or SOURCES, are of several series (paths without numbers), its result as it is, or None if the numbers
+        around them count otherwise (`_counted_otherwise`).
 
         But if the forward pass is known, TARGETS are in several outermost lists, and SOURCES of one series with one
         number each, whose order in the file means nothing or is that of the numbers, then the result is that of
@@ -109,8 +111,10 @@ class Orders:
         if self.sequences.traced and counts and in_turn and len(lists) > 1:
             return _counted_in_use(targets, sources)
         ranks = number_ranks(targets, sources)
-        if ranks is None or not _of_one_series(targets) or not _of_one_series(sources):
-            return ranks
+        if ranks is None:
+            return None
+        if not _of_one_series(targets) or not _of_one_series(sources):
+            return None if self._counted_otherwise(targets, sources) else ranks
         known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
         if not known and (self._against_levels(targets, sources) < 0 or self._others_turned(targets, sources)):
@@ -130,6 +134,22 @@ class Orders:
         """
         both = _counted_in(target), _counted_in(source)
         return [(t.numbers, s.numbers) for t, s in self.cells.pairs() if (_counted_in(t), _counted_in(s)) == both]
+
+    def _counted_otherwise(self, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Return whether the numbers in the module around TARGETS and in that around SOURCES count in different orders:
+        of the couples of decided pairs there, with as many numbers in their paths as TARGETS and SOURCES, more have
+        their numbers in opposite orders on the two sides than in one order. `compress1`, `dw2` and `dw4` of one side
+        count otherwise than `branch2.0`, `branch2.1` and `branch1.0`, their partners.
+        """
+        own, theirs = around([u.path for u in targets]), around([u.path for u in sources])
+        sizes = len(targets[0].numbers), len(sources[0].numbers)
+        inside = {
+            (t.numbers, s.numbers)
+            for t, s in self.cells.pairs()
+            if t.within(own) and s.within(theirs) and (len(t.numbers), len(s.numbers)) == sizes
+        }
+        ways = [(a < c) == (b < d) for (a, b), (c, d) in combinations(inside, 2) if a != c and b != d]
+        return ways.count(False) > ways.count(True)
 
     def _others_turned(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether decided pairs show that the source counts the outermost list around TARGETS (around the first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -84,22 +84,38 @@ def _counted(one: Pair, other: Pair) -> int:
     return 1 if (t.used < t2.used) == (s.numbers < s2.numbers) else -1
 
 
-def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
+def concordance(
+    order: Order,
+    pairs: Sequence[Pair],
+    least: int = 0,
+    otherwise: float = 1.0,
+    *,
+    known: MutableMapping[tuple[int, int], bool] | None = None,
+) -> float:
     """Return the share of couples of PAIRS that keep ORDER (have their units in it on both sides), 0 to 1, among those
     that tell about it; OTHERWISE if fewer than LEAST couples tell about it, or none.
 
     A couple tells about ORDER if its `vote` is not 0, and if its two pairs are no look-alikes, or are numbered in one
-    order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 90 are looked at, evenly spread.
+    order on both sides (`by_numbers`). Of 120 pairs or more, 60 to 90 are looked at, evenly spread. KNOWN keeps, for
+    further calls with the same pairs, which couples of look-alikes are numbered so.
     """
     step = max(len(pairs) // 60, 1)
-    couples = (both for both in combinations(pairs[::step], 2) if _telling(*both))
+    known = {} if known is None else known
+    couples = (both for both in combinations(pairs[::step], 2) if _telling(*both, known))
     votes = [vote for one, other in couples if (vote := order.vote(one, other))]
     return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= max(least, 1) else otherwise
 
 
-def _telling(one: Pair, other: Pair) -> bool:
-    """Return whether ONE and OTHER are no look-alikes, or are numbered in one order on both sides (`by_numbers`)."""
-    return one[0].colour != other[0].colour or by_numbers(one, other) > 0
+def _telling(one: Pair, other: Pair, known: MutableMapping[tuple[int, int], bool]) -> bool:
+    """Return whether ONE and OTHER are no look-alikes, or are numbered in one order on both sides (`by_numbers`), which
+    is then in KNOWN (ids of the targets -> whether they are).
+    """
+    if one[0].colour != other[0].colour:
+        return True
+    both = id(one[0]), id(other[0])
+    if both not in known:
+        known[both] = by_numbers(one, other) > 0
+    return known[both]
 
 
 class Belief:
@@ -114,6 +130,7 @@ class Belief:
     def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
         self._blocks, self._orders, self._overall = by_block(pairs), orders, overall
         self._known: dict[tuple[Path, ...], dict[str, float]] = {}
+        self._numbered: dict[tuple[int, int], bool] = {}
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
         """Return name of an order -> how reliable it is, 0 to 1, for the question whether ONE and OTHER are to be
@@ -132,6 +149,7 @@ class Belief:
         if about not in self._known:
             outside = [pair for pair in self._blocks[block] if not parts or pair[0].path[:at] not in parts]
             self._known[about] = {
-                order.name: concordance(order, outside, _FEW, self._overall[order.name]) for order in self._orders
+                order.name: concordance(order, outside, _FEW, self._overall[order.name], known=self._numbered)
+                for order in self._orders
             }
         return self._known[about]
