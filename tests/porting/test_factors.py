@@ -212,3 +212,30 @@ def test_a_proof_that_begins_behind_the_factor_of_an_input_leaves_the_question_a
     mapping = ckptool.transfer(theirs.state_dict(), own, source_model=theirs)
     assert str(mapping["c.weight"].expr) == "a.weight"
     assert mapping["c.weight"].status == "guessed"
+
+
+class Activated(nn.Module):
+    """Two layers with an activation between them."""
+
+    def __init__(self, names: str, activation: Any) -> None:
+        super().__init__()
+        self.names, self.activation = names.split(), activation
+        for name in self.names:
+            self.add_module(name, nn.Linear(8, 8))
+
+    def forward(self, x: Any) -> Any:
+        first, second = (getattr(self, name) for name in self.names)
+        return second(self.activation(first(x)))
+
+
+@pytest.mark.parametrize(("by_hand", "called"), [
+    (lambda x: x * F.relu6(x + 3.0) / 6.0, F.hardswish),
+    (lambda x: x * (1 + torch.erf(x / 2**0.5)) * 0.5, F.gelu),
+])  # fmt: skip
+def test_the_number_of_an_activation_is_no_factor_of_the_layer_behind_it(by_hand: Any, called: Any) -> None:
+    torch.manual_seed(0)
+    source, target = Activated("fc1 fc2", by_hand), Activated("lower upper", called)
+    inputs = ["float32[2,8]"]
+    mapping = ckptool.transfer(source.state_dict(), target, inputs=inputs, source_model=source, prove=False)
+    assert str(mapping["upper.weight"].expr) == "fc2.weight"
+    assert not mapping["upper.weight"].doubts

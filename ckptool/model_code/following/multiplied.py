@@ -12,7 +12,9 @@ class Factors:
     """Follows the number that each tensor was multiplied by."""
 
     def __init__(self) -> None:
-        self._factors: dict[int, float] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
+        self._factors: dict[int, float | None] = {}  # id of a tensor -> the number that it was multiplied by, if not 1
+        self._origin: dict[int, int] = {}  # id of a tensor that was computed from one other alone -> id of that one
+        self._activated: set[int] = set()  # ids of products of a tensor with what was computed from it
 
     def see(self, call: Call, learned: Callable[[Any], bool], *, of_table: bool) -> None:
         """Note in `_factors` the number that the result of CALL was multiplied by: if CALL multiplies by a number, this
@@ -22,6 +24,9 @@ class Factors:
         To divide by a number is to multiply by its inverse, if LEARNED(first tensor): it was computed from weights. Of
         what a model is given, it is not: one code divides pictures by 255, and another one takes them divided.
 
+        A number on the product of a tensor with what was computed from it alone (`x * relu6(x + 3) / 6`) belongs to an
+        activation, which other code may call by one name (`hardswish`): then the factor is not known.
+
         OF_TABLE says that the number counts as one of a table whose rows are multiplied, and not as one of the result.
         """
         before = next((self.of(tensor) for tensor in call.tensors), 1.0)
@@ -29,13 +34,37 @@ class Factors:
         if call.name in DIVIDES and learned(call.first):
             by = call.args[1] if len(call.args) > 1 else None
             number = 1 / by if isinstance(by, int | float) and by else None
-        self._factors.pop(id(call.result), None)
-        if number is not None and number * before != 1.0 and not of_table:
-            self._factors[id(call.result)] = number * before
+        at = id(call.result)
+        is_activated = number not in (None, 1.0) and id(call.first) in self._activated
+        self._see_origin(call)
+        self._factors.pop(at, None)
+        if number is not None and not of_table:
+            factor = None if before is None or is_activated else number * before
+            if factor != 1.0:
+                self._factors[at] = factor
 
-    def of(self, tensor: Any) -> float:
-        """Return the number that TENSOR was multiplied by, as `see` has noted it; 1 if it has noted none."""
+    def _see_origin(self, call: Call) -> None:
+        """Note whether the result of CALL was computed from one tensor alone, and whether it is a product of two
+        tensors of which this is so.
+        """
+        at = id(call.result)
+        origins = {self._origin.get(id(tensor), id(tensor)) for tensor in call.tensors}
+        self._activated.discard(at)
+        self._origin.pop(at, None)
+        if len(origins) == 1:
+            self._origin[at] = origins.pop()
+            if call.name in MULTIPLIES and len(call.tensors) == _TWO:
+                self._activated.add(at)
+
+    def of(self, tensor: Any) -> float | None:
+        """Return the number that TENSOR was multiplied by, as `see` has noted it: 1 if it has noted none, None if it is
+        not known.
+        """
         return self._factors.get(id(tensor), 1.0)
+
+
+#: How many tensors a product of tensors has.
+_TWO = 2
 
 
 def number_in(name: str, args: Any, names: frozenset[str], nothing: float | None) -> float | None:
