@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from ..forms.branches import flows_into
 from ..forms.pieces import unchanged
 from ..matching.evidence import Kind
-from ..matching.units import Pair, Path, Unit, block_of, related, similarity
+from ..matching.units import Pair, Path, Unit, around, block_of, related, similarity
 from ..questions import Reason
 from ..words import common_start
 from .filling import Filling
@@ -33,6 +33,8 @@ _MOST = 1500
 _FEWEST_BESIDE = 2
 #: A module that holds so many units of the names of another one is its twin.
 _FEWEST_TWINS = 2
+#: So many units of a module show that it corresponds with another one as a whole.
+_A_BLOCK = 4
 #: Pairs that are out of place in the same way by so many blocks are a way of writing the code, not leftovers.
 _A_HABIT = 2
 
@@ -51,7 +53,7 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
         *_in_other_parts(pairs),
         *_in_twins(filling, pairs),
         *_outside_of_blocks(pairs),
-        *_against_other_blocks(pairs),
+        *_against_other_blocks(filling, pairs),
         *_against_their_order(pairs),
     ]
     shown = _in_one_place(filling, pairs, {id(t) for t, _, _ in asked}) if asked else set()
@@ -95,17 +97,19 @@ def _in_one_place(filling: Filling, pairs: Sequence[Pair], asked: Collection[int
     }
 
 
-def _against_other_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
+def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
     """Yield a question about each pair (T, S) whose names are paired with each other only once, if other blocks pair
     them otherwise: the name of T with another name at least twice, and the name of S with another name at least once.
     The names are the paths without the numbers of blocks (`_names`). The question names the partner that T has most
     often in other blocks, and S.
 
     Pairs of which one has a number as its last name are left out: in a block without its first layer, all layers have
-    other numbers.
+    other numbers. So are pairs of the only unit of its sizes in two modules that correspond (`_is_the_only_one`): the
+    first and the last block of a network often have other names, because other code makes them.
     """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
+    every = pairs
     pairs = [(t, s) for t, s in pairs if not t.last.isdecimal() and not s.last.isdecimal()]
     for pair in pairs:
         own, theirs = _names(pair)
@@ -115,8 +119,28 @@ def _against_other_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
         own, theirs = _names((t, s))
         if of_target[own][theirs] == 1 and len(of_target[own]) > 1 and len(of_source[theirs]) > 1:
             other, count = next(one for one in of_target[own].most_common() if one[0] != theirs)
-            if count >= _A_HABIT:
+            if count >= _A_HABIT and not _is_the_only_one(filling, t, every):
                 yield t, Reason.ANOTHER_IN_OTHER_BLOCKS, (other.replace("{}", "*"), ".".join(s.path))
+
+
+def _is_the_only_one(filling: Filling, t: Unit, pairs: Sequence[Pair]) -> bool:
+    """Return whether T has no look-alike in a module around it that corresponds as a whole with a module of the source:
+    both hold four or more units, all of them in PAIRS with units of the other, and all other PAIRS are before both
+    modules or behind both, in the order of registration.
+    """
+    for end in range(len(t.path) - 1, 0, -1):
+        inside = [(a, b) for a, b in pairs if a.within(t.path[:end])]
+        if sum(a.colour == t.colour for a, _ in inside) > 1:
+            return False
+        modules = t.path[:end], around([b.path for _, b in inside])
+        free = any(u.within(module) for side, module in enumerate(modules) for u in filling.matching.unpaired(side))
+        if len(inside) < _A_BLOCK or not modules[1] or free:
+            continue
+        first = [min(pair[side].order for pair in inside) for side in (0, 1)]
+        others = [(a, b) for a, b in pairs if not a.within(modules[0])]
+        if all(not b.within(modules[1]) and (a.order < first[0]) == (b.order < first[1]) for a, b in others):
+            return True
+    return False
 
 
 def _against_their_order(pairs: Sequence[Pair]) -> Iterator[_Asked]:
@@ -196,8 +220,8 @@ def _strays(
     rivals = {lists: _Rivals(counted) for lists, counted in votes.items() if _go_together(counted)}
     habits: Counter[tuple[str, str, int]] = Counter()
     found = []
-    for (t, s), around in places:
-        for lists, (i, j) in around:
+    for (t, s), found_in in places:
+        for lists, (i, j) in found_in:
             if lists in rivals and votes[lists][i, j] <= rivals[lists].votes_against(i, j):
                 habit = _without_numbers(t), _without_numbers(s), j - i
                 found.append(((t, s), lists, (i, j), habit))
