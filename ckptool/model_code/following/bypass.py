@@ -75,6 +75,10 @@ class Bypasses:
             self._pass_on(call, keys)
 
     def _cut(self, whole: Any, parts: Any) -> None:
+        """Note the tensors PARTS, into which WHOLE was cut, each with its place from 0. Nothing is noted unless WHOLE
+        is the output of a layer and each of PARTS an equal block of its channels, in order. An output that was cut
+        before keeps its first parts, and no longer counts for `found`.
+        """
         key = self._output.get(id(whole))
         shares = [self._moved.share_of(part) for part in parts] if key is not None else []
         if key is None or not all(share and share.is_part(n, len(parts)) for n, share in enumerate(shares)):
@@ -86,6 +90,11 @@ class Bypasses:
         self._parts.update((id(part), _Part(key, place, len(parts))) for place, part in enumerate(parts))
 
     def _layer(self, data: Any, args: Any, result: Any, keys: Mapping[int, str]) -> None:
+        """Note that RESULT is the output of the layer whose weight is the second of ARGS. If DATA, which the layer
+        takes, is a part, note that a layer takes this part, and that RESULT is the part, changed once more. If DATA is
+        joined parts, note that the layer takes these. Nothing is noted if the weight is not among KEYS (id of a
+        parameter or buffer -> its key).
+        """
         weight = keys.get(id(args[1])) if len(args) > 1 else None
         if weight is None:
             return
@@ -98,6 +107,9 @@ class Bypasses:
             self._consumers.setdefault(part.key, []).append((weight, held))
 
     def _join(self, tensors: Any, result: Any) -> None:
+        """Note that RESULT, a concatenation of TENSORS, is joined parts, in this order. Nothing is noted unless each of
+        TENSORS is a part, what a layer made of a part, or joined parts, all of one output.
+        """
         held: list[_Part] = []
         for tensor in tensors:
             at = id(tensor)

@@ -183,6 +183,10 @@ class Gating:
         return origins[0][0] if len(origins) == 1 and origins[0][1] is None else None
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
+        """Note that RESULT, of a product or a convolution of TENSORS, is the output of a weight, and which tensor this
+        weight took last (`input_of`). Nothing is noted unless TENSORS are one weight of KEYS (id -> key) with two or
+        more dimensions, one tensor that is not in KEYS, and at most vectors of KEYS besides.
+        """
         weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
         data = [t for t in tensors if id(t) not in keys]
         if len(weights) == len(data) == 1 and hasattr(result, "ndim"):

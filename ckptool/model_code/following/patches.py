@@ -68,6 +68,10 @@ def _letters(dim: _Dim) -> str:
 
 
 def _after(call: Call, dims: tuple[_Dim, ...]) -> tuple[_Dim, ...] | None:
+    """Return the axes in each dimension of the result of CALL, whose first argument has the axes DIMS: of a reshape, a
+    copy, a layer norm, an `unfold` or a turn (`permute`). None for other functions, and if the axes no longer show (a
+    reshape through the middle of an axis).
+    """
     if call.name in ("reshape", "view", "flatten", "unflatten"):
         return _cut_or_joined(dims, tuple(call.result.shape))
     if call.name in ("contiguous", "clone", "to", "float", "layer_norm"):
