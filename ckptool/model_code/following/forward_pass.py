@@ -82,10 +82,13 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def rotary(self) -> str | None:
-        """Return how the pass pairs what it rotates ("interleaved", "half"), or None if it rotates nothing."""
+        """Return how the pass pairs outputs ("interleaved", "half", "unknown"); None if it rotates nothing."""
         return self._rotary.kind
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run FUNC, or take zeros of its sizes instead (`shape_only`), note which parameters it uses and what its
+        result shows, and return the result.
+        """
         kwargs = kwargs or {}
         call = Call.of(func, args, kwargs)
         self._alive.append(call)  # so that ids stay their own

@@ -148,7 +148,11 @@ class Rotary:
         return known[id(value)]
 
     def _rows_made(self, call: Call, known: _Known, depth: int = 0) -> Any:
-        """Return the rows in the result of CALL as `_rows` does; for several results, those of each."""
+        """Return the rows in the result of CALL as `_rows` does; if CALL has several results, a list or tuple with
+        those of each. The result of a product or convolution that counts as made by matrices has one row in each
+        element. None if no tensor in CALL has known rows, if some have and others that matrices made do not (factors
+        aside), or if the function refuses to work on rows.
+        """
         if (call.name in PRODUCTS or call.name.startswith("conv")) and self._made_by(call.result):
             return _numbered(call)
         each = {id(one): self._rows(one, known, depth) for one in call.tensors if self._is_made(one)}
@@ -240,7 +244,9 @@ def _summed(call: Call, rows: Mapping[int, torch.Tensor]) -> torch.Tensor | None
 
 
 def _again(call: Call, instead: Mapping[int, torch.Tensor]) -> Any:
-    """Return what the function of CALL gives with INSTEAD[id] in place of each of its tensors."""
+    """Return what the function of CALL gives with INSTEAD[id of a tensor] in place of each tensor among its arguments.
+    For `view`, it is `reshape`. Errors of the function are not caught.
+    """
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):

@@ -56,8 +56,8 @@ class Views:
         return id(value) in self._whole
 
     def dims_less(self, value: Any) -> int | None:
-        """Return by how many dimensions VALUE has fewer than the parameter or buffer that it is a member of (`w[i]`): 0
-        for a parameter itself, None for another view, and for what is no view.
+        """Return how many dimensions fewer VALUE has than the parameter or buffer that it was taken out of: 1 for
+        `w[i]`. 0 for a parameter or buffer itself; None for another view, and for what is no view.
         """
         return 0 if self.is_whole(value) else self._picked.get(id(value))
 
