@@ -79,6 +79,11 @@ def _class_of(hint: Any) -> type | None:
 
 
 def _made(kind: type, name: str, value: dict[str, Any]) -> Any:
+    """Return an instance of the class KIND, made of the dict VALUE that a user gave for the argument NAME.
+
+    Raises:
+        RuleError: KIND is a dataclass without one of these entries, or raises an exception for them.
+    """
     if dataclasses.is_dataclass(kind):
         fields = [field.name for field in dataclasses.fields(kind) if field.init]
         unknown = [key for key in value if key not in fields]
@@ -163,6 +168,7 @@ def _fields(kind: Any) -> str:
 
 
 def _takes_nothing(kind: type) -> bool:
+    """Return whether the class KIND can be called without arguments; False if Python does not know its arguments."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):

@@ -132,6 +132,9 @@ def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]
 
 
 def _lists(value: Any) -> Any:
+    """Return VALUE, an input, with a list in place of each `Fields` in it whose names are all numbers, in the order of
+    these: [1, 2] for {"0": 1, "1": 2}. Other values stay.
+    """
     if not isinstance(value, Fields):
         return value
     if all(re.fullmatch("[0-9]{1,9}", key) for key in value):
@@ -319,6 +322,7 @@ class _Layers:
 
 
 def _layers(model: torch.nn.Module) -> _Layers:
+    """Return the inputs that the layers of MODEL take, by the types and sizes of its modules. No code of MODEL runs."""
     tokens: list[int] = []
     words: list[int] = []
     convolutions: list[tuple[int, int]] = []

@@ -100,8 +100,8 @@ def signature_of(
 
 
 def _with_heads(facts: Facts, module: torch.nn.Module) -> Facts:
-    """Return FACTS of a tensor of MODULE with the number of heads, if MODULE is torch's attention: no function that is
-    followed splits its heads, and it has this number whether a forward pass runs or not.
+    """Return FACTS, those of a tensor that MODULE holds, with the number of heads of MODULE if this is torch's
+    `nn.MultiheadAttention`, whose heads no function that is followed splits; else FACTS as they are.
     """
     return replace(facts, heads=module.num_heads) if isinstance(module, torch.nn.MultiheadAttention) else facts
 
@@ -132,7 +132,9 @@ def _tensors(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str,
 
 
 def _class_of(module: torch.nn.Module) -> str:
-    """Return the name of the class of MODULE in its code, which `torch.jit.script` and `fully_shard` replace."""
+    """Return the name of the class of MODULE in its code, also if `torch.jit.script` or `fully_shard` put another class
+    in its place: "Net" for an `FSDPNet`.
+    """
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     made, *bases = type(module).__mro__
@@ -155,6 +157,14 @@ def _rotary_by_parts(model: torch.nn.Module) -> str | None:
 
 @dataclass(slots=True)
 class _Followed:
+    """What a forward pass shows.
+
+    Attributes:
+        uses: as in `Follower`; {} if no pass was followed.
+        inputs: the text of the inputs (`inputs_text`); "" if the pass did not end.
+        rotary: as in `Follower`.
+    """
+
     uses: dict[str, Use]
     inputs: str = ""
     rotary: str | None = None
@@ -224,6 +234,10 @@ def _means_alone(parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> s
 
 
 def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
+    """Return what a forward pass of MODEL on INPUTS shows: a list, or a dict for inputs by name, of specs, tensors or
+    nested ones. If the pass raises an exception, return what it shows until then, with "" for `inputs` and without the
+    facts that only a whole pass shows; None if it used no tensor of MODEL.
+    """
     parameters, buffers = _tensors(model)
     names = parameters | buffers
     device = next((str(t.device) for t in names.values()), "cpu")

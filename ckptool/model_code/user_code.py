@@ -94,6 +94,9 @@ def names_file(place: str) -> bool:
 
 
 def _import_file(path: Path) -> Any:
+    """Import the file PATH as a module of the package that it is in (`_import_in_package`), or alone if there is no
+    `__init__.py` beside it, and return the module. Meanwhile the command line is PATH alone.
+    """
     with _own_command_line(path):
         if (path.parent / "__init__.py").is_file():
             return _import_in_package(path)
@@ -150,6 +153,10 @@ def _is_another(known: Any, place: Path) -> bool:
 
 
 def _import_alone(path: Path) -> Any:
+    """Import the file PATH as a module of its own and return it. It stays in `sys.modules` under the name of the file
+    (with a number, if there is a module of that name), unless its code raises an exception, which is not caught.
+    Meanwhile its folder comes first in `sys.path`.
+    """
     name = re.sub(r"\W", "_", path.stem) or "model"
     if name in sys.modules:
         name = f"{name}_{abs(hash(str(path.resolve()))):x}"
