@@ -71,12 +71,16 @@ class Share(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Return how many heads this is an equal share of, in order; 0 if it is no such share."""
+        """Return how many heads have an equal share in it, in order: 12 for the outputs 0-63, 192-255, … of 2304. 1 for
+        a single run of outputs; 0 if the runs do not repeat through all outputs, or are not in order.
+        """
         regular = self.width > 0 and self.runs * self.step == self.rows and self.start + self.width <= self.step
         return self.runs if regular and self.in_order else 0
 
     def is_part(self, place: int, parts: int) -> bool:
-        """Return whether it is number PLACE, from 0, of PARTS equal blocks, of two or more."""
+        """Return whether it is the equal block PLACE, from 0, of PARTS: outputs 768-1535 of 2304 are part 1 of 3. False
+        for a single part.
+        """
         each = self.rows / parts
         return parts > 1 and self.is_block and (self.start, self.width) == (place * each, each)
 
@@ -102,10 +106,10 @@ class Moved:
         """Note where the numbers in the result of CALL come from. KEYS has id of a parameter or buffer -> its key.
 
         - CALL only moves or joins numbers (`permute`, `cat`), and one of its tensors, weights aside, is followed: each
-          result is followed.
+          result is followed, through 64 such calls at most.
         - CALL is no layer and no other product, its result has the sizes of a tensor that is followed, and this is its
           only tensor but weights, or CALL combines numbers place by place (a sum): the result has the same numbers. If
-          CALL combines several such tensors that are followed, none of them may have been moved.
+          CALL combines several such tensors that are followed, none of them may have been moved (`_agree`).
 
         The channels of any other result are noted (`_note_channels`), also of what is moved, for what is computed from
         it. Nothing is noted of a result that is the first argument itself, or has no numbers of its arguments.
@@ -144,7 +148,9 @@ class Moved:
         return self._moved[root][2] if root in self._moved else 0
 
     def _agree(self, tensors: list[Any]) -> bool:
-        """Return whether TENSORS, of one size, are one, or were not moved and have their channels in one dimension."""
+        """Return whether TENSORS, all of one size, may be combined without losing track of their channels: there is
+        only one, or none was moved and all have as many channels, in the same dimension.
+        """
         roots = [id(self._root(tensor)) for tensor in tensors]
         still = not any(root in self._moved for root in roots)
         return len(tensors) == 1 or (still and len({self.channels[root] for root in roots}) == 1)
@@ -180,9 +186,10 @@ class Moved:
                     self.channels[id(one)] = found
 
     def _note_layers(self, call: Call, first: Any, weights: list[Any], keys: Mapping[int, str]) -> None:
-        """Note which of WEIGHTS, those of CALL among KEYS, has a row for each channel of the result of CALL: the only
-        one of a layer. If CALL convolves each channel of FIRST alone, the layers of FIRST have rows for them, too; if
-        it pads FIRST, only these.
+        """Note the keys of the weights that have a row for each channel of the result of CALL: of a linear layer or a
+        convolution, its only matrix (of WEIGHTS, the matrices in CALL that are in KEYS). If a convolution works on each
+        channel of FIRST, its input, alone, the layers that made FIRST come before it; for `pad`, they are the only
+        ones. Nothing is noted for other calls, or for several matrices.
         """
         before = self.layers_of(first)
         if call.name == "pad":
@@ -213,10 +220,9 @@ class Moved:
         return root
 
     def share_of(self, value: Any) -> Share | None:
-        """Return which channels of the tensor that its numbers come from VALUE holds; None if that is not known.
-
-        Places do not matter: a share is whole if VALUE holds all channels of one place. What is joined with them from
-        elsewhere does not count.
+        """Return which of the channels of the tensor that VALUE was made of (`base_of`) are in VALUE, at whatever
+        places: the share is whole if VALUE has all channels of one place. Tensors from elsewhere that are joined with
+        them do not count. None if VALUE is not followed, or if its numbers come from several tensors.
         """
         root = self._root(value)
         if root is None:
@@ -227,7 +233,10 @@ class Moved:
         return self._shares[id(root)]
 
     def channel_dim(self, value: Any) -> int | None:
-        """Return the dimension of VALUE that lists all channels of a layer's output in order, None if none does."""
+        """Return the dimension of VALUE, from 0, along which it lists all channels of the tensor that it was made of
+        (`base_of`), in order, each at all places: 1 for [b, c, h * w] of a map [b, c, h, w]. None if there is no such
+        dimension (the channels were cut or reshaped to several, or are in another order), or if VALUE is not followed.
+        """
         root = self._root(value)
         if id(root) in self.channels and id(root) not in self._moved:
             return root.ndim - 1 if self.channels[id(root)][0] else 1
@@ -257,9 +266,11 @@ class Moved:
     def _numbers(
         self, value: Any, of_base: Callable[[Any], Any], *, foreign: int | None = None
     ) -> tuple[Any, Any] | None:
-        """Return (the base of VALUE, a tensor of the sizes of VALUE with the numbers that OF_BASE gives for the base,
-        moved as code moved the base to VALUE). A tensor that is joined with them and is not followed gets the number
-        FOREIGN; None if that is None. Also None if the numbers come from several tensors, or if that is not known.
+        """Return (the tensor that VALUE was made of, numbers in the sizes of VALUE): OF_BASE gives a number for each
+        element of the former, and the calls in between move them as they moved the elements.
+
+        Tensors that are joined with it and are not followed get the number FOREIGN. None if they are there and FOREIGN
+        is None, if VALUE was made of several tensors or is not followed, or if a call does not work on such numbers.
         """
         bases: list[Any] = []
         numbers = self._repeat(value, of_base, foreign, bases, {})
@@ -268,6 +279,9 @@ class Moved:
     def _repeat(
         self, value: Any, of_base: Callable[[Any], Any], foreign: int | None, bases: list[Any], known: dict[int, Any]
     ) -> Any:
+        """Return the numbers in the sizes of VALUE, as `_numbers` does, or None. BASES gets the tensor that VALUE was
+        made of, KNOWN id of a tensor -> its numbers. Tensors with more than 16 million elements have none.
+        """
         root = self._root(value)
         if root is None or not isinstance(root, torch.Tensor) or root.numel() > _MOST:
             apart = root is None and isinstance(value, torch.Tensor) and value.numel() <= _MOST
@@ -279,6 +293,10 @@ class Moved:
     def _repeat_last(
         self, root: Any, of_base: Callable[[Any], Any], foreign: int | None, bases: list[Any], known: dict[int, Any]
     ) -> Any:
+        """Return the numbers of ROOT, a tensor that is followed, as `_repeat` does: those of OF_BASE if it was not
+        moved, else what the call that gave it makes of the numbers of its arguments. None if BASES has another tensor
+        already, if an argument has no numbers, or if the call raises an error or gives other sizes.
+        """
         if id(root) not in self._moved:
             if bases and bases[0] is not root:
                 return None
@@ -379,8 +397,9 @@ def _passed_on(held: tuple[bool, int], name: str, shape: tuple[int, ...]) -> tup
 
 
 def _share(numbers: Any, rows: int) -> Share | None:
-    """Return which of ROWS outputs the tensor NUMBERS lists, from 0; a number below 0 stands for none of them. None if
-    it lists none, or too many numbers to look at each.
+    """Return which of the outputs 0 to ROWS - 1 the tensor NUMBERS lists, in whatever dimensions and however often;
+    numbers below 0 stand for no output. `width` is 0 if the outputs are not regular. None if NUMBERS lists no output,
+    or after repeats are left out more than 65,536 numbers.
     """
     held = numbers[tuple(0 if step == 0 and size else slice(None) for step, size in _dims_of(numbers))]
     if bool((held < 0).any()):

@@ -61,8 +61,10 @@ class Projections:
                 self._after_part(self._parts[id(call.first)], call, call.first)
 
     def _reshaped(self, call: Call, keys: list[str]) -> None:
-        """Note in the layout of the layers KEYS the two or three sizes that CALL gives their outputs, which are one
-        dimension of its first argument: (3, 12, 64) for [b, n, 2304] to [b, n, 3, 12, 64]. The first note stays.
+        """Note in the layout of the layers KEYS the two or three sizes that CALL, a reshape, gives their outputs: (3,
+        12, 64) for [b, n, 2304] to [b, n, 3, 12, 64]. Nothing is noted if no single dimension of its first argument
+        lists all outputs in order (`channel_dim`), if this dimension is kept or becomes more than three, or if the
+        layout has a kind already.
         """
         before, after = tuple(call.first.shape), tuple(call.result.shape)
         if all(self._uses[key].facts.layout.kind for key in keys) or before == after:
@@ -79,9 +81,9 @@ class Projections:
                     self._uses[key].facts.layout = Layout("grouped", inner)
 
     def _cut(self, call: Call, keys: list[str]) -> None:
-        """Note in the layout of the layers KEYS which of their outputs the results of CALL hold, if they do not hold
-        all that its first argument holds. If CALL cuts (`chunk`, `split`) all outputs into equal blocks, these are
-        parts of the output, too.
+        """Note in the layout of the layers KEYS which of their outputs the results of CALL hold (`_with_share`);
+        results that hold all that its first argument holds do not count. If CALL is a `chunk` or `split` into equal
+        blocks of all outputs, its results are also noted as parts of the output of the last of KEYS.
         """
         results = [*call.result] if isinstance(call.result, tuple | list) else [call.result]
         whole = self._moved.share_of(call.first)
