@@ -89,6 +89,13 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, weights: S
 
 
 def _import(place: str) -> Any:
+    """Import the file or module PLACE, which runs it, without warnings, and return the module. What it prints to stderr
+    is shown at the end; if it ends the program, only the last line, in the error.
+
+    Raises:
+        Unreadable: it is not there or holds no code, or importing it raises an exception or ends the program. The
+            message names the line of PLACE, if it is known, and the hint says what to do.
+    """
     said = io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(said):
@@ -133,6 +140,14 @@ def _last_line(said: io.StringIO) -> list[str]:
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
+    """Return the model that FOUND makes, a value that is called NAME in the file or module PLACE: FOUND itself if it is
+    a model, else what the class or function returns for KWARGS (`converted`), without warnings.
+
+    Raises:
+        RuleError: KWARGS do not suit it (`_check_arguments`), or are given for a model.
+        NotFound: FOUND cannot be called, or makes no model.
+        CannotCarry: its code raises an exception or ends the program.
+    """
     if is_model(found):
         if kwargs:
             raise RuleError(f"{printable(name)} is a model already and takes no arguments", where="--kwargs")
@@ -184,6 +199,13 @@ def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: 
 
 
 def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> None:
+    """Raise an error if the class or function FOUND cannot be called with KWARGS, by its signature; else do nothing,
+    also if Python does not know its signature. NAME and PLACE are as in `_build`.
+
+    Raises:
+        RuleError: an argument without a default is missing (the hint has options for it, see `needed`), or FOUND takes
+            no argument of one of these names.
+    """
     try:
         wanted = inspect.signature(found)
     except (TypeError, ValueError):
@@ -306,6 +328,7 @@ def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
     made = 0
 
     def chosen(_: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        """Return a parameter without values in place of PARAMETER; None, so that it stays, if it is one of KEYS."""
         nonlocal made
         made += 1
         if made - 1 in real:
@@ -368,8 +391,6 @@ def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
     try:
         with torch.device("meta"), _NothingDrawn():
             return source.make()
-    except RuleError:
-        raise
     except CannotCarry:
         torch.set_rng_state(state)
         return source.make()

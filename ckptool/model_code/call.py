@@ -71,22 +71,6 @@ class Call:
         return self._results
 
     @property
-    def divided(self) -> int | None:
-        """Return the dimension, counted from 0, along which a call such as `chunk` or `split` divides its first
-        argument: 0 if the call names no dimension. None if the first argument is no tensor or has no dimensions, or if
-        the named dimension is no number.
-        """
-        dim = self.kwargs.get("dim", self.args[2] if len(self.args) > 2 else 0)
-        ndim = getattr(self.first, "ndim", None)
-        return dim % ndim if ndim and isinstance(dim, int) else None
-
-    @property
-    def divides_last(self) -> bool:
-        """Return whether a call such as `chunk` or `split` divides its first argument along the last dimension."""
-        dim = self.divided
-        return dim is not None and dim == self.first.ndim - 1
-
-    @property
     def first(self) -> Any:
         """Return its first argument by position; the argument `input` if it has none by position; None if it has
         neither.

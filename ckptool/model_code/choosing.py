@@ -70,6 +70,10 @@ def choices(module: Any) -> dict[str, Any]:
 
 
 def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
+    """Return whether the function FUNCTION, called NAME in its module, says that it makes a model: its annotation for
+    the result is a class of torch.nn.Module; NAME is a usual one (`build`, `create_resnet_model`, `get_net`); or it
+    returns an instance of one of the classes OUTER (names), by its source (`_made_by`).
+    """
     said = types.SimpleNamespace(__annotations__={"return": function.__annotations__.get("return")})
     try:
         made = typing.get_type_hints(said, function.__globals__)["return"]
@@ -181,7 +185,7 @@ def only_choice(
         return next(iter(outer.items()))
     if not found:
         raise _none(module, place)
-    shown = instances or factories or outer or found
+    shown = instances or factories or outer
     ranked = _ranked(shown, weights, kwargs or {})
     best = [name for name, score in ranked.items() if score == max(ranked.values())] if ranked else []
     if len(best) == 1 and (len(ranked) == 1 or ranked[best[0]] > (0, 0)):
