@@ -130,6 +130,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         return len(self._used & self._parameters)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run FUNC, or the shortcut instead of it, and return the result. Before that, note which inputs FUNC takes and
+        what it takes out of them; after it, which inputs its result comes from.
+        """
         kwargs = kwargs or {}
         call = Call(getattr(func, "__name__", ""), args, kwargs)
         name, taken = call.name, call.tensors
@@ -171,6 +174,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def stopped(self, error: Exception) -> Stop:
+        """Return how the try ended, for ERROR, which the model raised: the operation that ran last, and all that was
+        noted.
+        """
         name, args, origin = self._last
         only_inputs = [self._from[id(t)] for t in flat(args) if id(t) in self._only_inputs]
         as_given = frozenset(
@@ -202,9 +208,9 @@ class Budget:
         self._left = _MOST_BYTES
 
     def before(self, name: str, args: Any) -> None:
-        """Raise MemoryError if the arguments ARGS of the operation NAME, which has not run, show that its result will
-        have more than 32 million elements: for products of matrices, `cdist`, and rows taken by an index. Other
-        operations, and tensors on the meta device, are not checked.
+        """Raise MemoryError if the arguments ARGS (by position) of the operation NAME, which has not run, show that its
+        result will have more than 32 million elements: for products of matrices, `cdist`, and rows taken by a tensor of
+        integers. Other operations, and tensors on the meta device, are not checked.
         """
         pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
         if name in _OF_PAIRS and len(pair) == 2:
@@ -246,8 +252,8 @@ _OF_PAIRS = frozenset("cdist matmul __matmul__ bmm mm baddbmm".split())
 
 
 def _stored(tensor: torch.Tensor) -> int:
-    """Return how many elements of TENSOR need memory: an expanded dimension counts once; 0 on the meta device."""
-    return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
+    """Return how many elements of TENSOR need memory: a dimension that is expanded counts as one."""
+    return math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 
 _PICKS = frozenset({"__getitem__", "unbind"})

@@ -114,6 +114,9 @@ def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
 
 
 def _as_tokens(one: InputSpec) -> Iterator[InputSpec]:
+    """Yield four specs of integers for the input ONE, below its `high` or else 4: with its first two dimensions, its
+    first, all, and its first two and one of 2. Equal ones are yielded once.
+    """
     high = one.high or 4
     for shape in dict.fromkeys((one.shape[:2], one.shape[:1], one.shape, (*one.shape[:2], 2))):
         yield InputSpec("int64", shape, high)
@@ -122,6 +125,15 @@ def _as_tokens(one: InputSpec) -> Iterator[InputSpec]:
 def _of_dimensions(
     one: InputSpec, found: Sequence[tuple[int, int]], stop: Stop, weight: torch.Tensor | None
 ) -> Iterator[InputSpec]:
+    """Yield specs for the input ONE with other numbers of dimensions, by FOUND, (number that a tensor has, number that
+    it needs) as in `wanted_dimensions`: as many more or fewer as the tensor needs; -1 stands for the number that ONE
+    has, or for one more.
+
+    For fewer dimensions, the last ones or those behind the first are left out. For more, sizes from the operation of
+    STOP, or 4, are put in behind the first or at the end; inputs of floating point numbers also become sequences,
+    pictures or volumes, with the channels of WEIGHT if the operation is a convolution. Nothing is yielded for less than
+    1 or more than 6 dimensions.
+    """
     rank = len(one.shape)
     for have, want in found:
         more = (rank + 1 if want < 0 else want) - (rank if have < 0 else have)

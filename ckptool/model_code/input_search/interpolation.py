@@ -47,6 +47,11 @@ class SizesSeen:
 
 
 def _between(spec: Any, have: int, other: Any, gave: int, want: int) -> Iterator[Any]:
+    """Yield inputs like SPEC with the size, of the only one in which SPEC and OTHER differ, that gives WANT, if the
+    size at the operation grows evenly from HAVE (of SPEC) to GAVE (of OTHER): rounded down, then up. For 32 with HAVE 6
+    and 64 with GAVE 14, WANT 7 gives 36. Nothing is yielded if they differ in several sizes or in structure, if HAVE
+    equals GAVE, or if the new size is not above 0.
+    """
     here, there = leaves(spec), leaves(other)
     if have == gave or [path for path, _ in here] != [path for path, _ in there]:
         return

@@ -80,6 +80,9 @@ def _searched(
     seen: set[str] = set()
 
     def push(furthest: float, rank: float, spec: Any) -> None:
+        """Add the inputs SPEC to those that wait, unless they are too large even if they are made smaller, or were
+        added before.
+        """
         spec = _smaller(spec)
         told = repr(spec)
         if told not in seen and _is_small(spec):
@@ -186,6 +189,9 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
     """
 
     def tried(other: Any) -> bool:
+        """Try the inputs OTHER. Return whether they are kept, in place of `spec` and `done`: not those that are like
+        `spec`, too large, stop, or use fewer parameters.
+        """
         nonlocal spec, done
         if repr(other) == repr(spec) or not _is_small(other):
             return False

@@ -173,6 +173,7 @@ def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
+    """Return the first spec of `inputs_for` for the argument NAME of MODEL, as one of two; LIKE if there is none."""
     return next(iter(inputs_for(model, name, 2)), like)
 
 
