@@ -10,6 +10,17 @@
 - `rotated`, `bypass`: which outputs a rotary embedding pairs, and which parts go past other layers;
 - `multiplied`, `looked_up`, `batch_norms`: numbers that multiply, rows that are looked up, and layers before norms.
 
+The words of these classes:
+
+    weight      a parameter (or buffer), named by its key. Its output is what a linear layer, another product with it or
+                a convolution gives. Data is a tensor that is no weight, and was not computed from weights alone.
+    KEYS        id of a parameter or buffer -> its key; views of parameters (`w.t()`) have their keys.
+    move        to give the numbers of a tensor other places, or only some of them, unchanged: `reshape`, `x[:, 0]`. To
+                turn is to put dimensions in another order: `permute`.
+    followed    so is a tensor while calls only move its numbers or change each in its place.
+    part        some of the outputs of a weight that code has cut out, such as one of `qkv(x).chunk(3, -1)`.
+    table       the weight of an embedding, whose rows are looked up; in `rotated`, a tensor of cosines or sines.
+
 To note something new, write a class with a method `see(call, ...)` in a file of its own, call it in
 `Follower._observe`, and add a field to `signature.Facts`.
 """

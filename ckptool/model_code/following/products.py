@@ -46,9 +46,9 @@ class Products:
         elif call.name == "einsum":
             self._summed(key, call.args, value, turned=turned)
         elif (dim := summed_dim(call, place, value)) is not None:
-            self._stands(key, inputs_first=(dim == -2) != turned)
+            self._note_inputs_first(key, inputs_first=(dim == -2) != turned)
 
-    def _stands(self, key: str, *, inputs_first: bool) -> None:
+    def _note_inputs_first(self, key: str, *, inputs_first: bool) -> None:
         """Note whether the matrix KEY is stored as [inputs, outputs] (INPUTS_FIRST), unless there is a note already."""
         facts = self._uses[key].facts
         if facts.inputs_first is None:
@@ -72,7 +72,7 @@ class Products:
             return
         last, before = (letters[-1] in result, letters[-2] in result)
         if last != before:
-            self._stands(key, inputs_first=last != turned)
+            self._note_inputs_first(key, inputs_first=last != turned)
         outer = self._views.dims_less(value)
         if outer is not None and not self._uses[key].facts.dims:
             kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)

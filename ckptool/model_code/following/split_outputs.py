@@ -96,10 +96,10 @@ class Projections:
             self._parts |= {id(part): _Part(keys[-1], n, len(results)) for n, part in enumerate(results)}
 
     def _after_part(self, what: _Part, call: Call, first: Any) -> None:
-        """Note that the result of CALL is the part WHAT of an output like FIRST, its first argument, if CALL only
+        """Note that the result of CALL is the part WHAT of an output, as FIRST, its first argument, is, if CALL only
         reshapes, indexes, expands or converts FIRST (not `permute` and the like), and keeps the number of elements.
 
-        Also note the number of heads (`heads`) of the projection, if CALL reshapes the last dimension to two, heads and
+        Also note the number of heads (`heads`) of the layer, if CALL reshapes the last dimension to two, heads and
         width; the first note stays.
         """
         split = call.name in ("reshape", "view", "unflatten") and call.result.ndim == first.ndim + 1
@@ -133,11 +133,11 @@ class Projections:
 
 
 def _with_share(layout: Layout, share: Share, *, of_all: bool) -> Layout:
-    """Return LAYOUT with what it shows that code takes SHARE of the outputs: of all of them (OF_ALL), or of a part.
+    """Return LAYOUT after code took SHARE of the outputs, from all of them (OF_ALL) or from some that it took before.
 
-    A part of all outputs that are in a row is a block, and one of which each head has as much is "inside". It is
-    "other" if it is neither, and if code takes blocks as well as shares of heads, or shares of several numbers of
-    heads. Of a part, only further blocks count.
+    The kind becomes "block" for outputs in a row, "inside" for an equal share of each head, and "other" for anything
+    else, or if LAYOUT has one of these kinds already and it is another, or another number of heads. From outputs that
+    were taken before, only a block counts, if the kind is "block"; else LAYOUT is returned as it is.
     """
     if not of_all and not (layout.kind == "block" and share.is_block):
         return layout
