@@ -110,6 +110,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def _gather(values: Iterable[Any], found: list[Any]) -> None:
+    """Append to FOUND the innermost values of each of VALUES, as `flat` returns them."""
     for value in values:
         if isinstance(value, _HOLDERS):
             _gather(value.values() if isinstance(value, dict) else value, found)
@@ -165,8 +166,8 @@ def turned_to(name: str, args: Any, count: int = 4, kwargs: Mapping[str, Any] | 
     """Return, for each of the COUNT dimensions of the result of the function NAME (`permute`, `transpose` …), its place
     before, as for `permute`: [0, 2, 3, 1] for `permute(x, 0, 2, 3, 1)`, [0, 1, 3, 2] for `transpose(x, 2, 3)`.
 
-    ARGS are its arguments by position, the tensor first, and KWARGS those by name. The function itself shows it, on a
-    tensor of the sizes 0, 1, 2 …. None if it refuses that.
+    ARGS are its arguments by position, the tensor first, and KWARGS those by name. None if the function does not take
+    these for a tensor of COUNT dimensions, or if the tensor is given by name.
     """
     probe = torch.empty(tuple(range(count)), device="meta")
     try:

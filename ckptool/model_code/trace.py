@@ -260,11 +260,11 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
 
 
 def _hollow(value: Any, device: str) -> Any:
-    """Return the input that VALUE, a spec, a tensor or nested ones, stands for: tensors on DEVICE for specs, and
-    copies of tensors.
+    """Return VALUE, a spec, a tensor or nested ones, as a model takes it: with copies of tensors, and tensors in place
+    of specs, on DEVICE if their numbers are floating point, else on the CPU (all without values if DEVICE is "meta").
 
     A single spec of floating point numbers becomes zeros that share one element if DEVICE is "cpu", because values do
-    not matter; other specs become random values, or none on the meta device.
+    not matter; other specs become random values.
     """
     if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
         return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
