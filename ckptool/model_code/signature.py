@@ -105,9 +105,9 @@ class Bypass(NamedTuple):
         place: which of them goes past these layers, counted from 0.
         dim: the dimension of the weight that holds these channels: 0 where it makes them, 1 where it takes them.
         layer: the key of the weight whose output is cut.
-        joined: the orders in which layers take the parts: each part as its place, and one that was changed N times, by
-            layers or sums, as its place behind N times all parts (0, 1, 3 for the first of two parts, the second, and
-            that behind a layer). () if two of them would be the same.
+        joined: the orders in which layers take the parts. Each part is a number: its place, plus N times the number of
+            parts if N layers or sums changed it (of two parts: 0, 1, and 3 for the second behind a layer). () if two
+            parts would have the same number.
     """
 
     parts: int

@@ -154,12 +154,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def _use(self, key: str, call: Call, place: int, value: Any) -> None:
         """Note that CALL takes VALUE, the parameter KEY or a view of it, as argument number PLACE.
 
-        If `uses` does not have KEY, it gets its first use (`_first_use`). If CALL is of the same function as the first
-        use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there, and the data of CALL
-        was multiplied by another number than that of the first use, `times` becomes None. If the first use took a
-        member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the function of CALL. If
-        CALL is a product of a matrix with rows of one_hot, other than a linear layer, it is `looked_up`. Which
-        dimensions are inputs is noted, too (`Products`).
+        If `uses` does not have KEY, it gets its first use (`_first_use`, and `overlaps`). If CALL is of the same
+        function as the first use (or is that use), `runs` grows by 1, from 0; if VALUE is the weight of a layer there,
+        and the data of CALL was multiplied by another number than that of the first use, `times` becomes None. If the
+        first use took a member out of a stack (`w[i]`) and CALL is a product, `how` of the first use becomes the
+        function of CALL. If CALL is a product of a matrix with rows of one_hot, other than a linear layer, it is
+        `looked_up`. Which dimensions are inputs is noted, too (`Products`).
         """
         if key not in self.uses:
             self._first_use(key, call.name, place, call.args)

@@ -46,7 +46,7 @@ class Gating:
         halves: key of a weight -> which half of its output is the gate of the other half, and with which activation.
         opens: the same as `roles` in two other cases: both outputs go through an activation, and only that of "gate" is
             a sigmoid; or the output of "up" goes through further layers, and the activation of "gate" is a sigmoid.
-        by_sigmoid: the keys in `roles` of each two layers of which the gate goes through a sigmoid.
+        by_sigmoid: the keys of both layers of each pair in `roles` whose gate goes through a sigmoid.
         added: key of a weight -> the weights whose outputs are added to its output, as they are.
     """
 
