@@ -91,6 +91,9 @@ _CONTAINERS = frozenset({OrderedDict, list, set})
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros in the sizes of TENSOR that share one element; a copy of TENSOR if it has values, at most a million,
+    and is no parameter.
+    """
     if not tensor.is_meta and tensor.numel() <= _FEW and not isinstance(tensor, torch.nn.Parameter):
         return tensor.detach().clone()  # indices and masks, whose values code may need
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
@@ -113,7 +116,7 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     functions:
 
     - functions of each element (`relu`), and those that change their first argument in place (`add_`): that argument
-      itself, if it is hollow and on a CPU;
+      itself, if it is hollow and on a CPU, whatever the sizes and types of the others;
     - pools of an input with a batch and channels, if that is hollow, on any device; None for one that gives indices,
       too;
     - `linear`, and convolutions that are not transposed, if the weight is hollow and on a CPU, and the input is

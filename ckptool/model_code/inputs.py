@@ -20,7 +20,7 @@ _SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
 @dataclass(frozen=True, slots=True)
 class InputSpec:
     """A random input to be made: element type and shape. Integers are from LOW to HIGH - 1, where HIGH counts as at
-    least 2 and LOW + 1. See `made`.
+    least 2 and LOW + 1. See `made`. Its text (`int64[2,12]<100`) leaves out LOW, and HIGH if it is 0.
     """
 
     dtype: str

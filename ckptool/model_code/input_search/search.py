@@ -44,7 +44,7 @@ def find_inputs(
     Args:
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
-        shortcut: replaces operations of which only shapes matter.
+        shortcut: replaces operations of which only shapes matter; it may take sizes and types that these refuse.
         patience: seconds of CPU time for both searches, half for each, so that a busy machine finds the same inputs.
     """
     found = False
