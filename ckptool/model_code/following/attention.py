@@ -97,8 +97,10 @@ class Attention:
             self._go_on_with_parts(call)
 
     def _go_on_with_parts(self, call: Call) -> None:
-        """Note of which part each result of CALL is: of the innermost one that holds all tensors in CALL whose source
-        is known, if they are of one layer; and inside of it of a new part, if CALL takes one.
+        """Note for each result of CALL the part of an output that it comes from: the innermost part that all tensors in
+        CALL with a source come from, and inside of it the part that CALL cuts out as this result, if it does
+        (`part_of`). Nothing is noted if the sources are of several layers; a result without a part loses an earlier
+        note.
         """
         sources = [source for one in call.tensors if (source := self._source_of(one)) is not None]
         paths = [path for _, path in sources]
@@ -114,8 +116,9 @@ class Attention:
                 self._parts[id(result)] = key, path
 
     def _source_of(self, value: Any) -> _Source | None:
-        """Return what the tensor VALUE comes from, if it comes from one part of an output and nothing else of a layer,
-        or else if it comes from the whole output of one layer (`Gating.made_by`); None for others.
+        """Return the part of an output that the tensor VALUE was computed from, and no other part, as (key of the
+        layer's weight, places); or (key, ()) if it was computed from the whole output of one layer (`made_by`). None
+        for others.
         """
         key = self._made_by(value)
         return self._parts.get(id(value)) or (None if key is None else (key, ()))
@@ -196,9 +199,8 @@ def _of_einsum(call: Call) -> tuple[int | None, ...]:
 
 
 def _turned(call: Call, owners: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return OWNERS, a value for each dimension of the first argument of CALL, in the order in which CALL turns the
-    dimensions; () if torch refuses the same call on a probe, a tensor of as many dimensions with sizes 0, 1, 2 …, by
-    which the order is found.
+    """Return OWNERS, which has a value for each dimension of the first argument of CALL, in the order in which CALL
+    puts the dimensions: (None, 1, 0) for (None, 0, 1) and `transpose(1, 2)`. () if that order cannot be found.
     """
     probe = torch.empty(tuple(range(len(owners))), device="meta")
     try:

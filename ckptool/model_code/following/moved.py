@@ -136,8 +136,8 @@ class Moved:
                 self._note_channels(call, data, keys)
 
     def _root(self, tensor: Any) -> Any:
-        """Return the tensor whose numbers TENSOR has in the same places: itself, if it is followed and none was
-        changed; None if it is not followed.
+        """Return the tensor that has the numbers of TENSOR in the same places: TENSOR itself, or the one that it was
+        before calls changed each number in its place (`relu`). None if TENSOR is not followed.
         """
         if id(tensor) in self._same:
             return self._same[id(tensor)]
@@ -204,14 +204,17 @@ class Moved:
         return id(self._root(value)) in self._moved
 
     def layers_of(self, value: Any) -> tuple[str, ...]:
-        """Return the keys of the weights that have a row for each channel of the tensor that all numbers in VALUE come
-        from; () if that is none, or if it was not made by a layer.
+        """Return the keys of the weights that have a row for each channel of the tensor that VALUE was made of
+        (`base_of`): one, but of several convolutions of each channel alone. () if there is no such tensor, or if no
+        layer made it.
         """
         base = self.base_of(value)
         return () if base is None else self._layers.get(id(base), ())
 
     def base_of(self, value: Any) -> Any:
-        """Return the tensor with known channels that the first number of VALUE comes from, None if there is none."""
+        """Return the tensor with known channels that VALUE was made of, by calls that only move numbers or change each
+        in its place: VALUE itself if there were none. If VALUE joins several, the first; None if it is not followed.
+        """
         root = self._root(value)
         while root is not None and id(root) in self._moved:
             root = next(
@@ -425,8 +428,8 @@ def _slices(numbers: Any, dim: int) -> Any:
 
 
 def _without_repeats(numbers: Any, dim: int) -> Any:
-    """Return NUMBERS with the first of its slices along DIM that the others repeat, in order: those of one picture, if
-    DIM lists the heads of several.
+    """Return NUMBERS with its first slices along DIM alone, if the others repeat these in order: the heads of the first
+    picture, if DIM lists those of several. Else return NUMBERS.
     """
     slices = _slices(numbers, dim)
     again = (slices == slices[:, :1]).all(0).nonzero().reshape(-1).tolist()[1:]

@@ -194,8 +194,8 @@ def _numbered(call: Call) -> torch.Tensor | None:
 
 def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
     """Return the rows in the result of CALL, or in each of its results, by ROWS, those in its tensors (by id; other
-    tensors hold none). None if an element would hold more than two, or if a tensor says where elements move to. A
-    function that is not known here counts as one of each element, if it keeps the sizes.
+    tensors hold none). None if an element would hold more than two, or if elements are moved to where another tensor
+    says (`x[index]`). A function that is not known here counts as one of each element, if it keeps the sizes.
     """
     held = [rows[id(one)] for one in call.tensors if id(one) in rows]
     if call.name in _MOVES:
