@@ -177,12 +177,11 @@ def _takes_nothing(kind: type) -> bool:
 
 
 def _call_in(found: Any, name: str) -> tuple[Path, int, dict[str, Any]] | None:
-    """Return (path, line number, argument -> value) of the last call NAME(…) in the source file of FOUND, which has
-    this path, whose arguments are all literals that FOUND takes, at least one; None if there is no such call or no such
-    file.
+    """Return (path, line number, argument -> value) of the last call NAME(…) in the source file of FOUND, with the path
+    of that file. The call has arguments, and all are literals that FOUND takes; it may lack some that FOUND needs. None
+    if there is no such call or no such file.
 
-    The call may lack arguments that FOUND needs. `**options` in a call are ignored; calls by a dotted name
-    (`models.NAME(…)`) do not count.
+    `**options` in a call are ignored; calls by a dotted name (`models.NAME(…)`) do not count.
     """
     try:
         path = Path(inspect.getsourcefile(found) or "")

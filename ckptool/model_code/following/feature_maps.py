@@ -100,9 +100,10 @@ class FeatureMaps:
         self._merged: dict[int, tuple[int, int]] = {}  # the two dimensions that became the last one of a tensor
 
     def flattened(self, value: Any) -> Flattened | None:
-        """Return how the feature maps in the rows of VALUE were flattened: each row holds all numbers of one map of
-        several places, in an order of its dimensions that is told (`_told`), whatever code moved them. Maps with one
-        spatial dimension have to have their channels first for that. None if VALUE holds no such rows.
+        """Return how the feature maps in the rows of VALUE were flattened, by whatever calls: ("nchw", 512, 7, 7) for
+        `x.flatten(1)` of maps with 512 channels. None unless each row holds all numbers of one map of several places,
+        in an order of its dimensions that can be told (`_told`); maps with one spatial dimension have to have channels
+        first.
         """
         base = self._moved.base_of(value)
         order = self._orders.get(id(base), "")

@@ -21,7 +21,7 @@ class Outputs:
 
     def of(self, value: Any) -> frozenset[str]:
         """Return the keys of the matrices that made the tensor VALUE, those of the last products or convolutions before
-        it; none if they are not known or more than four.
+        it; an empty set if they are not known or more than four.
         """
         return self._made_by.get(id(value), frozenset())
 
