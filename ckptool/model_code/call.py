@@ -10,6 +10,7 @@ import torch
 
 #: Functions that add, those that multiply or divide, element by element; and activations between 0 and 1.
 ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+SUBTRACTS = frozenset("sub subtract rsub __sub__ __rsub__ sub_ __isub__".split())
 MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 DIVIDES = frozenset("div divide true_divide __truediv__ div_ __itruediv__".split())
 SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())

@@ -155,7 +155,8 @@ def only_choice(
     """Return (name, value) of the model in MODULE, among its `choices`.
 
     The first of these decides: a usual name (`build_model` before `create_model`, …, `make`); a single instance; a
-    single factory, if there is no instance; a single class that no other class mentions, if there is neither. Else the
+    single factory, if there is no instance; a single class that no other class mentions, if there is neither (but see
+    `_named_by_weights`: WEIGHTS may show that another class is meant). Else the
     candidates are the instances, or if there are none the factories, or else the classes that no other class mentions.
     They are built on the meta device. If only one can be built and has tensors, it is taken; else the one that has most
     of WEIGHTS: elements of tensors that WEIGHTS has by name and shape, and if these are equally many, those by shape
@@ -182,7 +183,8 @@ def only_choice(
     classes = {name: value for name, value in found.items() if isinstance(value, type)}
     outer = _outermost(classes)
     if len(outer) == 1 and not instances and not factories:
-        return next(iter(outer.items()))
+        name = _named_by_weights(classes, next(iter(outer)), weights or {}, kwargs or {})
+        return name, classes[name]
     if not found:
         raise _none(module, place)
     shown = instances or factories or outer
@@ -195,6 +197,19 @@ def only_choice(
     raise Ambiguous(
         f"defines {len(shown)} models; say which:", where=place, evidence=listing(listed), hint=hint(place, listed)
     )
+
+
+def _named_by_weights(classes: Mapping[str, Any], outer: str, weights: Shapes, kwargs: Mapping[str, Any]) -> str:
+    """Return OUTER, the only one of CLASSES that no other mentions. But if it has none of WEIGHTS by name and shape (as
+    it is built with KWARGS; if it cannot be built, either), return the class that has most of WEIGHTS so, if these are
+    half of all elements or more: a class that takes any model, such as one for averages, is mentioned by no other.
+    """
+    others = {name: value for name, value in classes.items() if name != outer}
+    if not weights or not others or _ranked({outer: classes[outer]}, weights, kwargs).get(outer, (0, 0))[0]:
+        return outer
+    met = {name: score[0] for name, score in _ranked(others, weights, kwargs).items()}
+    best = max(met, key=met.__getitem__, default=outer)
+    return best if 2 * met.get(best, 0) >= sum(map(prod, weights.values())) else outer
 
 
 def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -231,16 +246,18 @@ def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
 
 
 def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> class or function for those of CLASSES whose name is in the source of no other of them, as a whole
-    word: the whole models. All of CLASSES if each is mentioned by another. Those without a source mention none.
+    """Return name -> class or function for those of CLASSES that the source of no other of them names: the whole
+    models. Texts and comments name none. All of CLASSES if each is named by another.
     """
     inner = set()
     for other in classes.values():
         try:
-            text = inspect.getsource(other)
-        except (OSError, TypeError):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(other)))
+        except (OSError, TypeError, SyntaxError):
             continue
-        inner |= {name for name, value in classes.items() if value is not other and re.search(rf"\b{name}\b", text)}
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        inner |= {name for name, value in classes.items() if value is not other and name in named}
     return {name: value for name, value in classes.items() if name not in inner} or dict(classes)
 
 

@@ -115,8 +115,9 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     A tensor is hollow here if it has two or more elements, which share one in memory (all strides 0). The known
     functions:
 
-    - functions of each element (`relu`), and those that change their first argument in place (`add_`): that argument
-      itself, if it is hollow and on a CPU, whatever the sizes and types of the others;
+    - functions of each element (`relu`), if their first argument is hollow and on a CPU: a view of it;
+    - those that change their first argument in place (`add_`), if that is hollow and on a CPU: that argument itself,
+      whatever the types of the others. Sizes of the others have to fit only if it is changed element by element;
     - pools of an input with a batch and channels, if that is hollow, on any device; None for one that gives indices,
       too;
     - `linear`, and convolutions that are not transposed, if the weight is hollow and on a CPU, and the input is
@@ -134,7 +135,11 @@ def shape_only(name: str, args: Any, kwargs: Any) -> Any:
     if name in _RECURRENT:
         return None if kwargs else _after_all_steps(x, *args[1:])
     if name in _BY_ELEMENT | _IN_PLACE and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
-        return x  # one element in memory for all cannot be changed in place, and its value does not matter
+        # one element in memory for all cannot be changed in place, and its value does not matter
+        changed = name in _IN_PLACE or name.endswith("_") or kwargs.get("inplace") or any(one is True for one in args)
+        if name in _SUMS and not _fit(x, args[1:]):
+            return None
+        return x if changed else x.view_as(x)
     if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
         one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
         return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
@@ -223,6 +228,15 @@ _IN_PLACE = frozenset(
     "clamp_max_ copy_ fill_ zero_ masked_fill_ index_add_ index_copy_ scatter_ scatter_add_ sigmoid_ tanh_ exp_ sqrt_ "
     "neg_ normal_ uniform_ dropout_".split()
 )
+#: Those of them that compute with other tensors element by element.
+_SUMS = frozenset("__iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_ addcmul_ addcdiv_ copy_".split())
+
+
+def _fit(x: torch.Tensor, others: Sequence[Any]) -> bool:
+    """Return whether each tensor of OTHERS can be broadcast to the sizes of X."""
+    sizes = [tuple(one.shape) for one in others if isinstance(one, torch.Tensor)]
+    pairs = ((a, b) for one in sizes for a, b in zip(reversed(x.shape), reversed(one), strict=False))
+    return all(len(one) <= x.ndim for one in sizes) and all(b in (a, 1) for a, b in pairs)
 
 
 __all__ = ["shape_only", "without_memory"]

@@ -62,6 +62,26 @@ def test_of_several_models_the_one_that_the_weights_go_into_is_meant(capsys):
     assert not left.value.code, capsys.readouterr().err
 
 
+AVERAGED = """
+class Averaged(nn.Module):
+    'Keeps the average of a Net.'
+
+    def __init__(self, net{kind}=None):
+        super().__init__()
+        self.net, self.steps = net, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.net(x)
+"""
+
+
+@pytest.mark.parametrize("kind", ["", ": Net"])
+def test_a_class_for_averages_of_a_model_is_not_taken_for_it(kind):
+    path = code(NET + AVERAGED.format(kind=kind))
+    assert chosen(path, {"fc.weight": (7, 5), "fc.bias": (7,)}) == "Net"
+    assert chosen(path, {"steps": (1,)}) == "Averaged"
+
+
 def test_weights_of_other_names_choose_by_their_shapes():
     path = code(NET + LAYER.format("Alt", "", "fc", "5, 9"))
     assert chosen(path, {"module.linear.weight": (9, 5)}) == "Alt"

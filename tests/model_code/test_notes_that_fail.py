@@ -61,3 +61,78 @@ def test_halves_of_a_batch_are_no_halves_of_outputs():
 def test_every_second_place_is_not_every_second_number(index, rotary):
     x = torch.zeros(2, 6, 8)
     assert every_second((x, index)) == rotary
+
+
+class Passing(torch.nn.Module):
+    """Two convolutions, whose outputs code concatenates, behind a FIRST step of any kind."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+        self.scale, self.two, self.freq = (torch.nn.Parameter(torch.ones(sizes)) for sizes in ((), (2,), (4,)))
+        self.one, self.other = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(3, 4, 1)
+        self.table, self.last = torch.nn.Linear(3, 1), torch.nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        number = self.first(self, x)
+        return self.last(torch.cat([self.one(x) * number, self.other(x)], 1))
+
+
+@pytest.mark.parametrize("first", [
+    lambda model, x: model.scale.exp().view(1),
+    lambda model, x: model.two[0] * 1,
+    lambda model, x: (model.one(x) * x[:, :1]).sum(dim=(2, 3))[0, 0],
+    lambda model, x: torch.einsum("bn,d->bnd", model.table(x.mean((2, 3))), model.freq).mean(),
+    lambda model, x: torch.nn.functional.linear(x.mean((1, 2))[:, :4], model.freq).mean(),
+], ids=["view", "element", "sum", "einsum", "vector"])  # fmt: skip
+def test_tensors_without_dimensions_and_sums_over_several_stop_no_note(first):
+    told = signature_of(Passing(first), inputs=(torch.zeros(2, 3, 8, 8),))
+    assert told.traced
+    assert [key for key, _ in told.entries["last.weight"].facts.joined] == ["one.weight", "other.weight"]
+
+
+def test_an_activation_is_no_part_of_the_output_that_is_added():
+    class Added(torch.nn.Module):
+        def __init__(self, *, activated):
+            super().__init__()
+            self.a, self.b, self.activated = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), activated
+
+        def forward(self, x):
+            first = self.a(x).relu() if self.activated else self.a(x)
+            return first + self.b(x)
+
+    for activated in (False, True):
+        facts = signature_of(Added(activated=activated), inputs=(torch.zeros(2, 4),)).entries["a.weight"].facts
+        assert facts.added == (frozenset() if activated else {"b.weight"})
+
+
+def test_inputs_that_a_sum_in_place_refuses_are_not_taken():
+    class Positions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.pos = torch.nn.Conv2d(3, 8, 16, 16), torch.nn.Parameter(torch.zeros(1, 36, 8))
+
+        def forward(self, x):
+            x = self.conv(x).flatten(2).transpose(1, 2)
+            x += self.pos
+            return x
+
+    told = signature_of(Positions())
+    assert told.inputs == "float32[2,3,96,96]"
+
+
+@pytest.mark.parametrize(("use", "plus", "times"), [
+    (lambda w: w / 2, 0.0, 0.5), (lambda w: w - 1, None, 1.0),
+    (lambda w: 1 - w, None, 1.0),
+], ids=["halved", "less 1", "from 1"])  # fmt: skip
+def test_a_number_that_divides_is_a_factor_and_one_that_is_subtracted_is_not_known(use, plus, times):
+    class Changed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, use(self.w))
+
+    facts = signature_of(Changed(), inputs=(torch.zeros(2, 4),)).entries["w"].facts
+    assert (facts.plus, facts.times) == (plus, times)

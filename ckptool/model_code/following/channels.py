@@ -97,7 +97,8 @@ class Channels:
         or a batch norm, and in `places` the places of the layers that CALL concatenates.
         """
         weight = keys.get(id(call.args[1])) if len(call.args) > 1 else None
-        if weight is not None and weight not in self._buffers and (call.name.startswith("conv") or call.name in _ROWS):
+        is_layer = call.name.startswith("conv") or call.name in _ROWS
+        if weight is not None and weight not in self._buffers and is_layer and call.args[1].ndim > 1:
             return self._of_layer(call, weight)
         if call.name in JOINS and isinstance(call.first, tuple | list):
             dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)

@@ -184,7 +184,7 @@ class FeatureMaps:
                 taken.whole.taken_by |= {key for key, tensor in own if tensor.ndim == 2}
             if result.ndim == 2:
                 self._hold(result, [key for key, _ in own], [], product=True)
-        elif (given and call.name in _BY_NUMBER) or (own and call.name in _ROWS_OF):
+        elif result.ndim and ((given and call.name in _BY_NUMBER) or (own and call.name in _ROWS_OF)):
             held = [key for key, tensor in own if tensor.ndim and tensor.shape[-1] == result.shape[-1]]
             self._hold(result, held, given, product=False)
         elif rows is not None and call.name in ("view", "reshape", "unflatten") and result.shape[0] == first.shape[0]:

@@ -55,7 +55,7 @@ class Tables:
         another number, `times` of the table becomes the product of the two.
         """
         rows = call.name in _KEEPS_ONES and id(call.first) in self._one_hot
-        whole = call.name not in ("view", "reshape") or call.result.shape[-1] == call.first.shape[-1]
+        whole = call.name not in ("view", "reshape") or call.result.shape[-1:] == call.first.shape[-1:]
         if call.name == "one_hot" or (rows and whole):
             self._one_hot.add(id(call.result))
         if call.name == "embedding" and len(call.args) > 1 and id(call.args[1]) in keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..call import DIVIDES, MULTIPLIES, UNCHANGED, Call
+from ..call import ADDS, DIVIDES, MULTIPLIES, SUBTRACTS, UNCHANGED, Call
 
 
 class Factors:
@@ -31,9 +31,8 @@ class Factors:
         """
         before = next((self.of(tensor) for tensor in call.tensors), 1.0)
         number = number_in(call.name, call.args, MULTIPLIES, 1.0 if call.name in UNCHANGED else None)
-        if call.name in DIVIDES and learned(call.first):
-            by = call.args[1] if len(call.args) > 1 else None
-            number = 1 / by if isinstance(by, int | float) and by else None
+        if call.name in DIVIDES and not learned(call.first):
+            number = None
         at = id(call.result)
         is_activated = number not in (None, 1.0) and id(call.first) in self._activated
         self._see_origin(call)
@@ -69,14 +68,20 @@ _TWO = 2
 
 def number_in(name: str, args: Any, names: frozenset[str], nothing: float | None) -> float | None:
     """Return the number that the function NAME, called with ARGS, adds to a tensor or multiplies it by: the one among
-    the first two of ARGS, 2.0 for `w * 2`. NAMES are the functions that add, or that multiply.
+    the first two of ARGS, 2.0 for `w * 2`. NAMES are the functions that add, or that multiply; to divide by 2 is to
+    multiply by 0.5.
 
-    NOTHING if NAME is none of NAMES. None if it is one of them, and there is no number or two.
+    NOTHING if NAME is none of NAMES. None if it is one of them, and there is no number or two; and if it subtracts.
     """
-    if name not in names:
+    divides = names is MULTIPLIES and name in DIVIDES
+    if names is ADDS and name in SUBTRACTS:
+        return None
+    if name not in names and not divides:
         return nothing
     numbers = [value for value in args[:2] if isinstance(value, int | float)]
-    return float(numbers[0]) if len(numbers) == 1 else None
+    if len(numbers) != 1 or (divides and (numbers[0] == 0 or args[0] is numbers[0])):
+        return None
+    return 1 / numbers[0] if divides else float(numbers[0])
 
 
 __all__ = ["Factors", "number_in"]

@@ -211,7 +211,10 @@ def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
         return held[0][..., None].expand(*held[0].shape, 2)
     if call.name == "sum":
         dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-        (dim,) = dim if isinstance(dim, tuple | list) else (dim,)
+        dims = dim if isinstance(dim, tuple | list) else (dim,)
+        if len(dims) != 1:
+            return None
+        (dim,) = dims
         both = _united(*held[0].unbind(dim)) if held[0].shape[dim] == 2 else None
         return both if both is None else both.reshape(call.result.shape)
     if call.name in PRODUCTS:
@@ -233,7 +236,8 @@ def _summed(call: Call, rows: Mapping[int, torch.Tensor]) -> torch.Tensor | None
     dim = summed_dim(call, place, one)
     if call.name == "einsum":
         letters, _, result = letters_of(call.args, one)
-        (dim,) = [at for at, letter in enumerate(letters) if letter not in result] if len(letters) == one.ndim else [0]
+        summed = [at for at, letter in enumerate(letters) if letter not in result] if len(letters) == one.ndim else [0]
+        dim = summed[0] if len(summed) == 1 else None
     if dim is None or one.shape[dim] != 2:
         return None
     both = torch.zeros_like(rows[id(one)]), torch.zeros_like(rows[id(one)])
