@@ -95,6 +95,13 @@ def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | d
         ):
             raise RuleError(f"{printable(text)!r} is not an input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
         spec = InputSpec(found[2], tuple(map(int, sizes)), int(found[4] or 0))
+        dtype = getattr(torch, spec.dtype)
+        if math.prod(spec.shape) > _MOST_ELEMENTS:
+            raise RuleError(f"{printable(text)!r} has more than {_MOST_ELEMENTS:,} elements", where=option)
+        if spec.high and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
+            most = torch.iinfo(dtype).max
+            if spec.high - 1 > most:
+                raise RuleError(f"{printable(text)!r}: {spec.dtype} holds numbers up to {most:,}", where=option)
         if found[1]:
             named[found[1]] = spec
         else:
@@ -105,6 +112,8 @@ def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | d
 
 
 _DEEPEST = 32
+#: Elements of an input that is named by its sizes: more of them take the memory that the model needs.
+_MOST_ELEMENTS = 1 << 30
 
 
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
@@ -172,7 +181,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
     high = max(value.high, value.low + 1, 2)
     tokens = torch.randint(value.low, high, value.shape, dtype=dtype, generator=generator)
     if (
-        tokens.ndim == 2 and high - value.low > 2
+        tokens.ndim == 2 and tokens.numel() and high - value.low > 2
     ):  # a text ends where its highest token is, for code that looks for that
         tokens.clamp_(max=high - 2)[:, -1] = high - 1
     return tokens

@@ -808,6 +808,14 @@ def test_an_input_that_cannot_be_read_is_named(run: Run, folder: Path, spec: str
     assert (ran.code, "is not an input" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"), [("uint8[2,3]<1000", "up to 255"), ("int64[99999999999]", "1,073,741,824 elements")]
+)
+def test_an_input_that_cannot_be_made_is_refused(run: Run, folder: Path, spec: str, said: str) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--input", spec)
+    assert (ran.code, said in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_a_mapping_is_replayed_on_a_sharded_source(run: Run, folder: Path, kind: str) -> None:
     whole = run("transfer", "old.pth", "net.py", "--save-mapping", "m.yaml", "-o", "whole.pth")

@@ -53,7 +53,7 @@ def changes(one: InputSpec, stop: Stop) -> Iterator[InputSpec]:
         said,
     ):
         if not floats:
-            for shape in dict.fromkeys((one.shape, (*one.shape, 12), (one.shape[0],))):
+            for shape in dict.fromkeys((one.shape, (*one.shape, 12), one.shape[:1])):
                 yield InputSpec("float32", shape)
         if re.search(r"got (Long|Bool|Int)|found (Long|Int)", said):
             yield replace(one, dtype="float32", high=0, low=0)
@@ -184,7 +184,7 @@ def _resized(one: InputSpec, have: int, want: int) -> Iterator[InputSpec]:
     others are changed by the same difference. The first dimension comes last and is not changed by a difference.
     """
     shape = one.shape
-    places = [*range(1, len(shape)), 0] if len(shape) > 1 else [0]
+    places = [*range(1, len(shape)), *range(len(shape))[:1]]
     equal = [d for d in places if shape[d] == have]
     for d in equal:
         yield replace(one, shape=tuple(want if i == d else n for i, n in enumerate(shape)))
