@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
 from ..forms.branches import flows_into
-from ..forms.pieces import unchanged
 from ..matching.evidence import Kind
 from ..matching.units import Pair, Path, Unit, around, block_of, related, similarity
 from ..questions import Reason
@@ -27,8 +26,6 @@ _Place = tuple[_Lists, tuple[int, int]]
 #: The target of a pair that is out of place, the reason for a question about it, and the texts in the sentence.
 _Asked = tuple[Unit, Reason, tuple[str, ...]]
 
-#: With more pairs than this, each would be compared with too many others.
-_MOST = 1500
 #: So many other pairs of a block have to show where its sources are.
 _FEWEST_BESIDE = 2
 #: A module that holds so many units of the names of another one is its twin.
@@ -44,8 +41,7 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
     are paired with others (`_in_other_blocks`), their neighbours have their partners in another module
     (`_in_other_parts`, `_in_twins`) or in blocks (`_outside_of_blocks`), in other blocks their names are paired with
     others (`_against_other_blocks`), or the source lists two look-alikes in the opposite order
-    (`_against_their_order`). The questions have no options. They are answered for a pair that both codes show in one
-    place of their graphs (`_in_one_place`).
+    (`_against_their_order`). The questions have no options.
     """
     pairs = list({(id(t), id(s)): (t, s) for t, s in filling.unit_of.values() if t is not s}.values())
     asked = [
@@ -56,45 +52,9 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
         *_against_other_blocks(filling, pairs),
         *_against_their_order(pairs),
     ]
-    shown = _in_one_place(filling, pairs, {id(t) for t, _, _ in asked}) if asked else set()
     for t, reason, named in asked:
         for filled in (filling.holes[p.name] for p in t.pieces.values() if p.name in filling.holes):
-            if id(t) in shown:
-                filled.learn(unchanged, reason, *named, shows="runs it in this place of its graph, and no other layer")
-            else:
-                filled.ask(reason, *named)
-
-
-def _in_one_place(filling: Filling, pairs: Sequence[Pair], asked: Collection[int]) -> set[int]:
-    """Return those of ASKED (a set of `id` of targets) whose target, of one of PAIRS, is in one place with its source
-    in the graphs of both codes: behind the targets of the same certain pairs as the source is behind their sources, and
-    before those of the same ones. No other unit of its colour, paired or not, is in this place on its side.
-
-    A pair is certain if its target is not in ASKED, and if nothing else is asked about it. Pairs without a known place
-    in both graphs do not count. The set is empty if the places are known of more than 1500 pairs.
-    """
-    placed = [pair for pair in pairs if all(unit.flow is not None for unit in pair)]
-    if len(placed) > _MOST:
-        return set()
-    doubted = {id(filling.unit_of[hole][0]) for hole, filled in filling.holes.items() if filled.doubts}
-    certain = [pair for pair in placed if id(pair[0]) not in doubted.union(asked)]
-
-    def place(unit: Unit, side: int) -> tuple[object, frozenset[int], frozenset[int]]:
-        flows = list(enumerate(pair[side] for pair in certain))
-        before = frozenset(n for n, one in flows if flows_into(one, unit))
-        return unit.colour, before, frozenset(n for n, one in flows if flows_into(unit, one))
-
-    free = [[u for u in filling.matching.unpaired(side) if u.flow is not None] for side in (0, 1)]
-    everywhere = [
-        Counter(place(unit, side) for unit in (*(pair[side] for pair in placed), *free[side])) for side in (0, 1)
-    ]
-    return {
-        id(t)
-        for t, s in placed
-        if id(t) in asked
-        and place(t, 0)[1:] == place(s, 1)[1:]
-        and everywhere[0][place(t, 0)] == everywhere[1][place(s, 1)] == 1
-    }
+            filled.ask(reason, *named)
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
