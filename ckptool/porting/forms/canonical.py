@@ -222,8 +222,8 @@ def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]
 
 
 def _moved(component: str, by: Mapping[str, int]) -> str:
-    """Return COMPONENT, such as `norm1`, with BY[name without number] added to its number; as it is if its name is not
-    in BY.
+    """Return COMPONENT with BY[name without number] added to its number: `norm0` for `norm1`, if BY has {"norm": -1}.
+    Return COMPONENT as it is if BY does not have its name, or if it is no name with a single digit at the end.
     """
     found = _COUNTED.match(component)
     return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
@@ -271,9 +271,12 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the words of the module of the tensor KEY by another of its keys (those of the component before the last),
-    if these words say which kind of embedding it is (word, position), and WORDS, those by KEY itself, do not. The first
-    such key in ALIASES counts, which has key -> the keys that are tied to it. () if there is none, or if WORDS say it.
+    """Return the words of the module of the tensor KEY, by another key that is tied to KEY, if only these words say
+    which kind of embedding the tensor is (word, position): ("word", "embeddings") for `word_embeddings.weight`. () if
+    WORDS, those by KEY itself, say a kind, if no other key says one, or if none is tied to KEY.
+
+    ALIASES has key -> the keys that are tied to it; the first of them that says a kind counts. Its words are those of
+    its last component but one.
     """
     group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:

@@ -75,8 +75,8 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether it has the sizes of its key, so that it was neither split nor joined, and the facts of its
-        entry are about it.
+        """Return whether this piece has the sizes of its key: no step split, joined or reshaped it, so that the facts
+        of its entry are about the whole piece. A transposed square matrix is whole, too.
         """
         return self.shape == self.entry.shape
 
@@ -104,8 +104,8 @@ class Piece:
 
     @property
     def is_laid_out_as_stored(self) -> bool:
-        """Return whether no step has changed its dimensions, on the source: its expression is a copy, or the weight of
-        a weight norm whose directions are one.
+        """Return whether this piece of the source has its dimensions as the file stores them: its expression is a copy
+        of one key, or the `weight_norm` of a `weight_v` that is a copy. False after any other operation.
         """
         return self.expr.is_copy or (self.expr.op == "weight_norm" and self.expr.args[1].is_copy)
 
@@ -116,8 +116,8 @@ class Piece:
 
     @property
     def leaf(self) -> str:
-        """Return the last component of its key, or its role, which is torch's name for it, if the file states its
-        layout.
+        """Return the last component of the key of this piece (`weight` for `fc.weight`). If the file states the layout
+        of the piece (`placed`), return its role instead, which is torch's name for it.
         """
         return self.role if self.placed else components(self.entry.key)[-1]
 
@@ -154,8 +154,9 @@ class Canon:
     step: str = ""
 
     def put(self, piece: Piece) -> Piece:
-        """Add PIECE to this side, and return it as it was added: with "again" behind its path, as often as another
-        piece has its name; with the running step among its steps; on the target, with its own hole as its expression.
+        """Add PIECE to this side, and return the piece that was added. If its name is taken, its path gets "again" at
+        the end, until the name is free. The running step is added to its steps. On the target, its expression becomes
+        its own hole.
         """
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
@@ -181,8 +182,9 @@ class Canon:
     def become(
         self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]
     ) -> list[Piece]:
-        """Replace the piece OLD by new pieces, and return these as they were added. On the target, the keys that used
-        the hole of OLD then use the new holes.
+        """Replace the piece OLD by new pieces, and return these as they were added (`put`). On the target, the keys
+        that used the hole of OLD then use the new holes. On the source, the options of questions that a new piece has
+        from OLD are changed in the same way as the expression.
 
         Args:
             old: the piece.
@@ -212,8 +214,8 @@ class Canon:
         down: Callable[[Expr], Expr] = unchanged,
         up: Callable[[Expr], Expr] = unchanged,
     ) -> Piece:
-        """Replace the piece OLD by one piece NEW, and return that as it was added. DOWN makes its expression from that
-        of OLD, and UP the expression of OLD from that of NEW; UP is not used for a source.
+        """Replace the piece OLD by one piece NEW, and return the piece that was added (`become`). DOWN makes the
+        expression of NEW from that of OLD, and UP the expression of OLD from that of NEW. UP is used for a target only.
         """
         return self.become(old, [(new, down)], up)[0]
 
@@ -237,15 +239,16 @@ class Canon:
     def merge(
         self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
     ) -> None:
-        """Replace the pieces OLDS by one piece NEW, which gets the steps of all of them and the running one. On the
-        target, the keys that used the holes of OLDS then use that of NEW. Returns nothing.
+        """Replace the pieces OLDS by one piece NEW, which gets the steps of all OLDS and the running one. The questions
+        of OLDS are lost; NEW keeps those that it has. On the target, the keys that used the holes of OLDS then use that
+        of NEW. Returns nothing.
 
         Args:
             olds: the pieces, which are removed.
             new: the new piece; its expression and steps are replaced by those made here. If its name is taken, its path
                 gets "again" at the end (`put`).
-            down: makes its expression from the expressions of OLDS, in their order. On the target, its own hole is its
-                expression.
+            down: makes the expression of NEW from those of OLDS, in their order. On the target, the expression is the
+                hole of NEW instead.
             up: for each of OLDS, the function that makes its expression from that of NEW. For a source it is not used,
                 and may be empty.
         """

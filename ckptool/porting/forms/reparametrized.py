@@ -66,12 +66,14 @@ _LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Turn each weight norm of ONE (`weight_g`, `weight_v`; `_norms`) into one plain "weight". It stays if OTHER has a
-    weight norm whose `weight_v` has its sizes, with norms over the same dimensions; or if OTHER has weight norms, and
-    neither one nor a plain weight of its sizes.
+    """Turn each weight norm of ONE (`weight_g` and `weight_v` of a module, `_norms`) into one plain `weight`. There is
+    no question.
 
-    If ONE is the source, vectors that may be gains of a weight norm are renamed before (`_name_gains`), and spectral
-    norms become plain weights, too (`_merge_spectral_norms`).
+    A weight norm stays if OTHER has a weight norm whose `weight_v` has equal sizes, and whose norms are over the same
+    dimension. It also stays if OTHER has weight norms, but neither a weight norm nor a plain weight with its sizes.
+
+    If ONE is the source, vectors that may be gains of a weight norm are renamed before, with a question
+    (`_name_gains`), and spectral norms become plain weights, too (`_merge_spectral_norms`).
     """
     if not one.is_target:
         _name_gains(one, other)
@@ -104,13 +106,17 @@ class _Norm:
     dim: int | None
 
     def weight(self, g: Expr, v: Expr) -> Expr:
-        """Return the plain weight, for the expressions G and V of the two tensors."""
+        """Return the expression of the plain weight: `weight_norm(G, V)`, where G and V are the expressions of the two
+        tensors, and G is first reshaped to have its norms along the dimension `dim`.
+        """
         if self.dim is not None:
             g = ex.reshape(g, [n if d == self.dim else 1 for d, n in enumerate(self.v.shape)], self.g.shape)
         return ex.weight_norm(g, v)
 
     def norms(self, w: Expr) -> Expr:
-        """Return `weight_g`, for the expression W of the plain weight."""
+        """Return the expression of `weight_g`, in its own sizes, made of W, the expression of the plain weight: the
+        norm of each slice of W along the dimension `dim`, or one norm of all of W if `dim` is None.
+        """
         shape = self.v.shape
         if self.dim is None:
             return ex.reshape(ex.norm(ex.reshape(w, (1, prod(shape)), shape)), self.g.shape, (1, 1))
@@ -120,8 +126,9 @@ class _Norm:
 
 
 def _norms(canon: Canon) -> list[_Norm]:
-    """Return the weight norms of CANON: each `weight_g` with the `weight_v` beside it, if it has the sizes of the norms
-    of that tensor (`ex.normed_dimension`), as it is stored.
+    """Return the weight norms of CANON: one for each `weight_g` that has a `weight_v` in its module and the sizes of
+    its norms, one for each element of one dimension or a single one (`ex.normed_dimension`). Others are left out. Sizes
+    are compared with `weight_v` as its key stores it, before any transposition.
     """
     found = []
     for g in [p for p in canon.pieces.values() if p.role == "weight_g"]:
@@ -169,9 +176,9 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
 
 
 def _counts_inputs(w: Piece, target: Canon) -> set[bool]:
-    """Return the kinds of the layers of TARGET with the sizes of W: True for transposed convolutions, whose spectral
-    norm counts along the second dimension, False for others; empty without such layers. {False} for a W of older code
-    (`weight_bar`), which never counts so.
+    """Return the kinds of the weights of TARGET whose keys have the sizes of the key of W: True for those of transposed
+    convolutions, whose spectral norm counts along the second dimension, False for others. The set is empty if there are
+    none. It is {False} for a W of older code (its key ends in `_bar`), which never counts along the second.
     """
     if w.entry.key.endswith("_bar"):
         return {False}
@@ -187,10 +194,12 @@ def _normed(w: Expr, u: Expr, v: Expr, *, first: Sequence[int]) -> Expr:
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
-    """Turn each pruned tensor of both sides (`weight_orig` times `weight_mask`) into a plain one (`weight`), with a
-    question on the target. It stays if its `_orig` is missing or has other sizes than its mask, if both sides have a
-    mask of its name, or if the names of the sides differ: the other side has no plain tensor of its name either, and
-    equally many such masks of its sizes, as `_without_namesake` counts them.
+    """Turn each pruned tensor of both sides, `weight_orig` times `weight_mask`, into a plain `weight` (`bias_orig`:
+    `bias`). On the target it gets a question, without an option.
+
+    The tensor stays pruned in each of these cases: it has no `_orig`, or that has other sizes than the mask; both sides
+    have a mask of this name; or the other side has neither a mask nor a plain tensor of this name, and both sides have
+    equally many such masks of these sizes (`_without_namesake`), so that the two sides only name them differently.
     """
     sides = ((source, target), (target, source))
     own, theirs = (_without_namesake(*pair) for pair in sides)
@@ -209,13 +218,16 @@ def merge_masks(source: Canon, target: Canon) -> None:
 
 
 def _masks(canon: Canon) -> list[Piece]:
-    """Return the masks of the pruned tensors of CANON."""
+    """Return the tensors of CANON whose role ends with "_mask" ("weight_mask"), whether or not a tensor is pruned by
+    them.
+    """
     return [p for p in canon.pieces.values() if p.role.endswith("_mask")]
 
 
 def _without_namesake(one: Canon, other: Canon) -> Counter[Shape]:
-    """Return sizes, as `_sizes_in_any_order` gives them -> how many masks of ONE have them. Only masks count for which
-    OTHER has neither a mask of the same name nor a plain tensor.
+    """Return sizes -> how many masks of ONE have them, for the masks for which OTHER has neither a mask of the same
+    name nor the plain tensor (`weight` for `weight_mask`). Sizes are sorted, without those of 1
+    (`_sizes_in_any_order`).
     """
     masks = [p for p in _masks(one) if p.name not in other.pieces]
     return Counter(
@@ -229,8 +241,9 @@ def _sizes_in_any_order(piece: Piece) -> Shape:
 
 
 def take_means(source: Canon, target: Canon) -> None:
-    """Turn the means of noisy layers of SOURCE (`weight_mean`, `bias_mean`) into plain weights and biases, unless
-    TARGET has such means, too. The other tensors of the same weight (its spread and noise) are removed.
+    """Turn the means of noisy layers of SOURCE (roles `weight_mean`, `bias_mean`) into plain weights and biases,
+    without a question. All other tensors of the module whose roles begin with `weight_`, or with `bias_` for a bias
+    (spread and noise), are removed. Nothing is done if TARGET has a `weight_mean` or `bias_mean`.
     """
     if any(p.role in _MEANS for p in target.pieces.values()):
         return
@@ -244,9 +257,9 @@ _MEANS = frozenset({"weight_mean", "bias_mean"})
 
 
 def take_unknown_as_plain(one: Canon, other: Canon) -> None:
-    """Rename each tensor of ONE with an unknown parametrization, a `weight_orig` without another tensor `weight_…` in
-    the module, to a plain `weight` (and `bias_orig` to `bias`), with a question without options. It stays if OTHER has
-    any tensor with its role.
+    """Rename each tensor of ONE with an unknown parametrization to a plain tensor, `weight_orig` to `weight` and
+    `bias_orig` to `bias`, with a question without options. A `weight_orig` stays if its module has another tensor with
+    a role `weight_…` (a mask, singular vectors), or if OTHER has a `weight_orig` in any module; `bias_orig` likewise.
     """
     for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
         base = piece.role.removesuffix("_orig")
