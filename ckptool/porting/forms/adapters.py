@@ -111,8 +111,9 @@ def _only_trained(source: Canon, target: Canon) -> None:
 
 
 def _trained(canon: Canon) -> list[tuple[Piece, Piece, _Path]]:
-    """Return (trained copy, original, path without what says which of the two it is) for each tensor of CANON that is
-    stored as both; only the first copy of each original.
+    """Return (trained copy, original, path of the two without the component for the kind) for each tensor of CANON that
+    is stored as both: the path is `fc` for `fc.modules_to_save.default.weight` and `fc.original_module.weight`. If an
+    original has several copies, only the first is returned; copies without an original are left out.
     """
     found: dict[Name, tuple[Piece, Piece, _Path]] = {}
     for copy, original in table().trained_instead.items():

@@ -69,9 +69,9 @@ _Layers = Set[tuple[Shape, Shape]]
 
 
 def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
-    """Return the one of MATRICES that BIAS belongs to: the only one that fits by its sizes (`_fitting`), or else the
-    one that names, paths and use tell from the others that fit (`_of_several`). None if none fits, or if nothing tells
-    them apart. LAYERS has (sizes of the weight, sizes of the bias) of the other side's layers.
+    """Return the one of MATRICES that BIAS belongs to: the only one whose sizes fit (`_fitting`), or of several such
+    ones the one that names, paths and use point to (`_of_several`). None if the sizes of none fit, or if nothing tells
+    those that fit apart. LAYERS has (sizes of the weight, sizes of the bias) of the other side's layers.
     """
     fitting = _fitting(bias, matrices, layers)
     return fitting[0] if len(fitting) == 1 else _of_several(bias, fitting, layers)
@@ -156,7 +156,7 @@ def _are_added(layers: list[Piece]) -> bool:
 
 def _beside_sum(bias: Piece, matrices: list[Piece]) -> list[Piece]:
     """Return those of MATRICES whose layers are directly in the module of BIAS and have as many rows as BIAS has
-    values, if there are two or more of them, all with one first size; else [].
+    values, if there are two or more of them and their first sizes are equal; else [].
     """
     beside = [m for m in matrices if m.path[:-1] == bias.path and _rows(m) == _rows(bias)]
     return beside if len(beside) > 1 and len({m.shape[0] for m in beside}) == 1 else []
@@ -180,8 +180,9 @@ def _in_one_of_several(canon: Canon) -> list[tuple[Piece, list[Piece]]]:
 
 
 def _are_parallel(layers: list[Piece]) -> bool:
-    """Return whether LAYERS are two or more, have equally many outputs, and the output of none flows into the input of
-    another. Layers whose place in the forward pass is not known count as parallel.
+    """Return whether LAYERS may run beside each other: they are two or more, have equally many outputs, and of no two
+    of them does one take the output of the other, directly or through other layers. Two layers of which one has no
+    known place in the forward pass count as parallel.
     """
     flows = [m.entry.facts.flow for m in layers]
     apart = all(a is None or b is None or a.beside(b) for a, b in combinations(flows, 2))
@@ -249,8 +250,8 @@ def _part_of(bias: Piece) -> str | None:
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
-    """Return those of MATRICES that share the longest beginning of their path with the bias PIECE; [] if none
-    shares any.
+    """Return those of MATRICES whose paths share the longest beginning with the path of the bias PIECE, all if several
+    share equally much. [] if none begins with the same component.
     """
     shared = [common_start((m.path, piece.path)) for m in matrices]
     return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
@@ -315,8 +316,10 @@ def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
 
 
 def divide_biases(canon: Canon) -> None:
-    """Split each bias of a fused projection whose matrices are separate (`in_proj_bias` beside `q_proj_weight` …) into
-    one bias for each matrix (`_owners`), if all these matrices together have as many rows as the bias has values.
+    """Split each vector of biases of a fused projection whose matrices are separate into one bias for each matrix
+    (`_owners`): `in_proj_bias` [3 * n] beside `q_proj_weight`, `k_proj_weight`, `v_proj_weight` into a "bias" [n] in
+    the module of each of these. A bias stays whole if these matrices together do not have as many rows as it has
+    values, if one of them is missing, or if one has a bias. No question is asked.
     """
     for piece in [p for p in canon.pieces.values() if p.role == "bias" and len(p.shape) == 1]:
         owners = _owners(canon, piece)

@@ -64,13 +64,15 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
 
 
 def _behind_tensors(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
-    """Return (key -> key of the tensor whose name it continues, keys of the state of optimizers) for the keys of SOURCE
-    that are the key of another tensor and one more name: `fc/weights/ExponentialMovingAverage` and `fc/weights/RMSProp`
-    for `fc/weights`. No module is inside of a tensor, so training keeps such a tensor for the other one.
+    """Return (key -> key of the tensor whose name it continues, keys of the state of optimizers), for the keys of
+    SOURCE that are the key of another tensor and one more name behind it: `fc/weights/ExponentialMovingAverage` and
+    `fc/weights/RMSProp` for `fc/weights`. No module is inside of a tensor, so training keeps such a tensor for the
+    other one.
 
     Names that optimizers of TensorFlow use (`variable_of_slot`) are in the second result. Others are in the first, if
-    both tensors have equal sizes; but none is if TARGET has more tensors of such sizes, in any order and without sizes
-    of 1, than SOURCE has without them. Both results are empty if TARGET has a key that continues another one.
+    both tensors have equal sizes. The first is {} if TARGET needs these tensors: it has more tensors of one of their
+    sizes than SOURCE has without all of them (sizes in any order, without those of 1). Both results are empty if TARGET
+    has a key that continues another one.
     """
     behind = _continued(source)
     if not behind or _continued(target):
@@ -170,12 +172,13 @@ class _Sizes:
 
 
 def _parts_by_name(members: Sequence[str], names: Collection[str]) -> bool:
-    """Return whether modules with the names MEMBERS are parts of one model, and not copies of it, by these names, and
-    by NAMES, those of the modules of the target.
+    """Return whether modules with the names MEMBERS are parts of one model by their names, and not copies of it. NAMES
+    are those of the modules of the target. One of these is enough:
 
-    One of these is enough: MEMBERS are all gates of a recurrent cell; NAMES has exactly one of MEMBERS that is neither
-    a word for a copy (`ema`) nor one without a meaning (`model`); MEMBERS do not all mean the same (`encoder` and
-    `decoder`, or `encoder` and a name without a meaning), and some name in NAMES means what one of MEMBERS means.
+      - MEMBERS are the names of all gates of a recurrent cell (`are_gates`).
+      - Exactly one of MEMBERS is in NAMES, words for copies (`ema`) and names without a meaning (`model`) left out.
+      - MEMBERS have two or more meanings (`encoder` and `decoder`, or `encoder` and a name without a meaning), and some
+        name in NAMES has one of their meanings.
     """
     if are_gates(members) or len((set(names) - {*table().copies, *table().empty}).intersection(members)) == 1:
         return True
@@ -432,8 +435,8 @@ _END = 3
 
 
 def _in_one_block(one: str, other: str) -> bool:
-    """Return whether the keys ONE and OTHER begin with the same components, among them a number (that of a block), and
-    have at most three components behind these.
+    """Return whether the keys ONE and OTHER are of one block: they begin with equal components, among them a number,
+    and neither has more than three components behind these. True for `h.3.norm.weight` and `h.3.layers.0.weight`.
     """
     a, b = one.split("."), other.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

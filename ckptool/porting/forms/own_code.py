@@ -54,7 +54,10 @@ def named_alike(
 def _ways(
     code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str], share: float, skipped: int
 ) -> list[dict[str, str]]:
-    """Return what `named_alike` returns, if the first SKIPPED components of the keys of CODE do not count."""
+    """Return the list that `named_alike` returns for these arguments (dicts of key of CODE -> key of FILE), when the
+    keys of CODE are compared without their first SKIPPED components, and whole if SKIPPED is 0. A dict in the list may
+    be empty.
+    """
     found = _below_prefixes(code, file, skipped)
     needed = [key for key in code if key not in optional]
     places = Counter(place for key in needed for place in found[key])
@@ -132,9 +135,9 @@ def _from_several_places(found: _Found, needed: Sequence[str]) -> list[dict[str,
 def _words(key: str) -> tuple[str, ...]:
     """Return the components of KEY, between dots and slashes: ("conv1", "kernel") for `conv1/conv1/kernel:0`.
 
-    Left out are `:0` or another number of an output at the end; "state_dict" and "model_state_dict" at the end of a
-    component; components that are empty then; and a component behind a slash that repeats the one before it, unless
-    it is a number.
+    Left out are the number of an output at the end (`:0`); "state_dict" and "model_state_dict" at the end of a
+    component; components that are empty then; and the first component behind a slash if it repeats the component before
+    the slash, unless it is a number.
     """
     out: list[str] = []
     for path in re.sub(r":\d+$", "", key).split("/"):

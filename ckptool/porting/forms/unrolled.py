@@ -46,7 +46,10 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
 
 
 def _blocks(units: Sequence[Unit]) -> dict[Path, dict[int, list[Unit]]]:
-    """Return path of a list -> number of a member -> those of UNITS below this member."""
+    """Return path of a list -> number of a member -> those of UNITS in this member, at any depth: `h` -> 3 -> the unit
+    `h.3.attn.q`, for all components of paths that are plain numbers. A unit that is itself a member (`h.3`) is left out
+    of that list; a unit with several numbers in its path is in several lists.
+    """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         for at, component in enumerate(unit.path[:-1]):
@@ -56,8 +59,8 @@ def _blocks(units: Sequence[Unit]) -> dict[Path, dict[int, list[Unit]]]:
 
 
 def _inside(one: Path, other: Path) -> bool:
-    """Return whether the path of one of two lists, ONE and OTHER, begins with that of the other, as for a list inside a
-    block of the other, and for a list and itself.
+    """Return whether one of the two lists ONE and OTHER is inside the other one, or both are the same list: the path of
+    one is the beginning of the path of the other.
     """
     return one[: len(other)] == other or other[: len(one)] == one
 
