@@ -48,7 +48,9 @@ def doubt_background(filling: Filling) -> None:
 
 
 def _boxes(units: Iterable[Unit]) -> set[tuple[Path, int]]:
-    """Return (path of the module around it, number of rows) of each of UNITS whose name says that it is for boxes."""
+    """Return (path of the module around the unit, number of rows) for each of UNITS that is a layer for boxes by its
+    name; scalars are left out.
+    """
     return {(u.path[:-1], u.main.shape[0]) for u in units if u.main.shape and label_of(u, "task") == "boxes"}
 
 

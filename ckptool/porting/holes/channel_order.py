@@ -263,7 +263,9 @@ class _OfMaps:
         return self._with_columns_moved(e, self.piece.shape)
 
     def _with_columns_moved(self, x: Expr, shape: Shape) -> Expr:
-        """Return X, of sizes SHAPE, with its last dimension in the model's order."""
+        """Return X, a matrix or vector of sizes SHAPE, with its last dimension moved from the order of the source's
+        maps (`theirs`) to that of the model's (`maps.order`).
+        """
         own, c, h, w = self.maps
         if {own, self.theirs} <= _USUAL:
             return ex.flatten(x, c, h, w, own)

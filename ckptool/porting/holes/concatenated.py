@@ -93,8 +93,8 @@ class _Taker:
             self.filled.ask(Reason.TABLES_JOINED, other=move)
 
     def _are_renamed_tables(self) -> bool:
-        """Return whether the branches are two or more tables, of which at least one does not have the same last name on
-        both sides.
+        """Return whether the branches are rows of two or more tables, which the model looks up in each, and at least
+        one of the tables has another last name in the source than in the model.
         """
         tables = len(self.units) > 1 and all(t.main.entry.how == "embedding" for t, _ in self.units)
         return tables and any(t.last != s.last for t, s in self.units)

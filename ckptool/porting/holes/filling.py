@@ -49,8 +49,8 @@ class Filled:
         return still_open(self.questions)
 
     def change(self, make: Change) -> None:
-        """Replace the expression by MAKE(expression), and so each option of the questions so far: what they offer in
-        place of it has to be changed in the same way.
+        """Replace the expression by MAKE(expression), and in the same way each option of the questions so far, because
+        an option stands for the expression.
         """
         self.expr = make(self.expr)
         self.questions = [question.translated(make) for question in self.questions]
@@ -71,7 +71,8 @@ class Filled:
             reason, named: the sentence, and the text for each `{}` in it.
             options: other expressions, the likeliest first.
             other: makes one more option of the expression, before OPTIONS.
-            exchange: change the expression by OTHER, and make the present one the option in its place.
+            exchange: change the expression, and the options so far, by OTHER (`change`), and make the expression before
+                that the option in its place. Without OTHER it has no effect.
         """
         if other is not None:
             before = self.expr
@@ -168,12 +169,12 @@ class Filling:
             self.fill(t, chosen)
 
     def _likeliest(self, t: Unit, sources: list[Unit]) -> Unit | None:
-        """Return the unit of SOURCES whose name is most similar to that of T, the first of equally similar ones. Units
-        whose words exclude those of T ("q", "k") do not count, nor those whose bias has another size than that of T.
+        """Return the unit of SOURCES whose name is most similar to that of T (`similarity`), the first of equally
+        similar ones. Units whose words exclude those of T ("q", "k") do not count, nor those whose bias has another
+        size than that of T.
 
-        None if no unit is left, or if none of these is true of the most similar one: its `similarity` to T is more than
-        0.15; its name means the same (`related`); it is in a module that matches one around T as a whole
-        (`Scopes.same`).
+        None if no unit is left, or if nothing supports the most similar one: its `similarity` to T is 0.15 or less, its
+        name means something else (`related`), and no module around it matches one around T as a whole (`Scopes.same`).
         """
         allowed = [s for s in sources if not hard_conflict(t.words, s.words) and _biases_fit(t, s)]
         best = max(allowed, key=lambda s: similarity(t, s), default=None)
@@ -182,8 +183,9 @@ class Filling:
         return best
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
-        """Return whether all SOURCES hold equal values, like buffers that are the same in each layer. False if values
-        cannot be read, or if one of SOURCES is more than a copy of one tensor.
+        """Return whether the main tensors of all SOURCES have equal sizes and values, like buffers that are the same in
+        each layer. False if values cannot be read, or if one of SOURCES has several tensors, or one that is no copy of
+        a key.
         """
         if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
             return False
@@ -222,7 +224,9 @@ class Filling:
         return self._compared[prefixes]
 
     def written_once(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S have one name (`_have_one_name`), or come from the same code (`same_code`)."""
+        """Return whether T and S seem to be the same layer of one code: they were paired by their name or have equal
+        last names (`_have_one_name`), or they come from the same code (`same_code`).
+        """
         return _have_one_name(t, s) or self.same_code(t, s)
 
     def alike(self, t: Unit, s: Unit) -> bool:
@@ -239,7 +243,9 @@ class Filling:
 
 
 def _have_one_name(t: Unit, s: Unit) -> bool:
-    """Return whether T and S were paired by their name, or have the same last two components in their paths."""
+    """Return whether the evidence for T has its name among it, or the last two components of the paths of T and S are
+    equal.
+    """
     return t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]
 
 
@@ -267,7 +273,9 @@ def _is_gru(hidden: Piece | None) -> bool:
 
 
 def _biases(unit: Unit) -> list[str]:
-    """Return the roles of the biases of UNIT: one for the input, one for the hidden state, or one for both."""
+    """Return those of the roles "bias_ih", "bias_hh" and "bias" that UNIT has, in this order: two for a bias each for
+    the input and the hidden state, one for a single bias, none without.
+    """
     return [role for role in ("bias_ih", "bias_hh", "bias") if role in unit.pieces]
 
 

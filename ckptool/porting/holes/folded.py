@@ -128,13 +128,16 @@ class FoldedNorm:
             filled.evidence = "folded"
 
     def _question(self) -> Question[Expr]:
+        """Return the question about the folding, with the eps in its sentence: answered if the source's code shows the
+        eps, else open, with torch's eps.
+        """
         if self.eps is None:
             return ask(self.reason, "1e-05")
         shows = f"has eps {self.eps:g}, and the norm right behind the layer"
         return ask_code(self.reason, f"{self.eps:g}", shows=shows)
 
     def eps_or_usual(self) -> float:
-        """Return the eps that the source's code shows, or that of torch."""
+        """Return the eps that the source's code shows; 1e-05, as in torch, if it shows none."""
         return 1e-05 if self.eps is None else self.eps
 
     def zeros(self) -> Expr:
@@ -142,13 +145,13 @@ class FoldedNorm:
         return ex.zeros(self.s.pieces["weight"].shape[self.outputs_second])
 
     def _gamma(self) -> Expr:
-        """Return the factors of the norm: its weight, or ones."""
+        """Return the expression of the factors of the norm: its weight, or as many ones if it has none."""
         pieces = self.unit.pieces
         return pieces["weight"].expr if "weight" in pieces else ex.shift(ex.zeros(*self.unit.main.shape), 1.0)
 
     def folded_weight(self, e: Expr) -> Expr:
-        """Return the weight E of the layer with the norm folded in: each output multiplied by gamma / sqrt(var + eps);
-        each input, if the layer takes the output of the norm.
+        """Return the expression E, the weight of the layer, with the norm folded in: each output is multiplied by gamma
+        / sqrt(var + eps). If the layer takes the output of the norm (`ahead`), each input is multiplied instead.
         """
         gamma, var = self._gamma(), self.unit.pieces["running_var"].expr
         if self.ahead:
@@ -188,6 +191,9 @@ class _Layers:
     Args:
         filling: the state of the port.
         free: these norms.
+
+    Attributes:
+        partner: id of a unit of the source -> its partner, a unit of the model.
     """
 
     def __init__(self, filling: Filling, free: Sequence[Unit]) -> None:
@@ -205,7 +211,9 @@ class _Layers:
         return any(u.within(norm.path[:-1]) for u in self._in_file if id(u) in self.partner)
 
     def has_norm(self, layer: Unit) -> bool:
-        """Return whether the code of the side of LAYER shows a batch norm with a partner right behind it."""
+        """Return whether the code of a side shows a batch norm that has a partner right behind LAYER, a unit with a
+        weight.
+        """
         return layer.pieces["weight"].entry.key in self._normed
 
     def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
@@ -240,10 +248,12 @@ class _Layers:
                 yield self.partner[id(u)]
 
     def _in_order(self, free: Sequence[Unit]) -> dict[int, Unit]:
-        """Return id of a batch norm -> the layer before it, for those of FREE in modules with several batch norms, none
-        of them with a partner, which the file lists behind all layers of the module. The norms take the layers in the
-        order of the file, each the next one with as many outputs as it has numbers; none of a module is in the result
-        if one finds no layer.
+        """Return id of a batch norm -> the layer before it, for norms of FREE that the file lists behind all layers of
+        their module (`conv1`, `conv2`, `bn1`, `bn2`). The norms take the layers in the order of the file, each the next
+        one with as many outputs as the norm has numbers.
+
+        A module counts only if it has two or more batch norms directly in it, none of them has a partner, and each
+        finds a layer; else none of its norms is in the result.
         """
         inside: dict[Path, list[Unit]] = defaultdict(list)
         for unit in self._in_file:
@@ -325,9 +335,10 @@ def _beside(filling: Filling, norm: FoldedNorm) -> Unit | None:
 
 
 def _other_norms(filling: Filling) -> dict[tuple[Path, Shape], list[Unit]]:
-    """Return (path, sizes) -> the units of the model there, without a source, that together may be a norm: one with
-    several tensors, one that is a norm by its name or class (`_is_norm`), or two or more of one tensor each, of equal
-    sizes, directly in one module. One bare vector is no norm.
+    """Return (path, sizes) -> units of the model without a source that may be one norm of these sizes. PATH is that of
+    a unit with several tensors, or of one that is a norm by its name or class (`_is_norm`); or it is that of a module
+    that has two or more other units of these sizes directly in it, each of one tensor. A single vector that is no norm
+    by name or class is left out.
     """
     found: dict[tuple[Path, Shape], list[Unit]] = defaultdict(list)
     for u in filling.matching.free_targets:
@@ -343,8 +354,9 @@ def _is_norm(unit: Unit) -> bool:
 
 
 def _scales(unit: Unit, shape: Shape) -> bool:
-    """Return whether UNIT is no norm (`_is_norm`), and holds exactly a weight and a bias, both of SHAPE, each of which
-    code first multiplies with, adds, or indexes.
+    """Return whether UNIT multiplies each channel by a number and adds one, without being a norm (`_is_norm`): it holds
+    exactly a weight and a bias, both of the sizes SHAPE, and the first thing that code does with each is to multiply
+    with it, add it, or index it (`_BY_CHANNEL`).
     """
     by_channel = all(p.shape == shape and p.entry.how in _BY_CHANNEL for p in unit.pieces.values())
     return unit.pieces.keys() == {"weight", "bias"} and by_channel and not _is_norm(unit)

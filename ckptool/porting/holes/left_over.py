@@ -108,8 +108,9 @@ def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
 
 
 def _sum(shapes: Sequence[Shape], dim: int) -> Shape | None:
-    """Return the sizes of tensors of SHAPES, concatenated along DIM; None if other sizes differ, or if one has no such
-    dimension, or the size 0 there.
+    """Return the sizes of tensors with SHAPES after they are concatenated along dimension DIM: (5, 4) for (2, 4) and
+    (3, 4) along 0. None if they differ in another size or in the number of dimensions, or if one of them has no
+    dimension DIM, or the size 0 there.
     """
     if any(len(s) <= dim or not s[dim] for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
         return None
@@ -175,14 +176,17 @@ def rows(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]
 
 
 def _rows(piece: Piece, width: int) -> int:
-    """Return how many rows of WIDTH numbers PIECE has, a vector one; 0 for kernels, and if the width is another."""
+    """Return how many rows of WIDTH numbers PIECE has, sizes of 1 left out: 1 for a vector of WIDTH numbers. 0 if the
+    last size is another one, and for tensors of three or more dimensions.
+    """
     shape = squeezed(piece.shape)
     return prod(shape[:-1]) if shape[-1:] == (width,) and len(shape) <= _MATRIX else 0
 
 
 def _runs(sizes: Sequence[int], totals: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield each way to divide SIZES into runs, one for each of TOTALS, with these sums: [(begin, end), …], in the
-    order of TOTALS.
+    """Yield each way to divide SIZES, in their order, into runs of neighbours that add up to TOTALS, one run for each
+    of TOTALS, in any order: as [(begin, end), …], in the order of TOTALS. For the sizes 1, 2, 3 and the totals 3, 3,
+    the ways are [(0, 2), (2, 3)] and [(2, 3), (0, 2)]. Nothing is yielded if there is none.
     """
     if not totals:
         yield from [[]] if not sizes else []

@@ -190,10 +190,13 @@ def _strays(
 
 
 def _between_two_blocks(t: Unit, s: Unit, pairs: Sequence[Pair], blocks: int) -> bool:
-    """Return whether T and S are between two blocks, such as a `downsample`, which one code counts to the block before,
-    the other to the block after. This needs all of: BLOCKS, the difference of the numbers of their blocks, is 1 or -1;
-    the last components of their paths are equal, and their similarity is above 0; and each of PAIRS whose target is in
-    another module is before T and S on both sides, or behind them on both sides, in the order of registration.
+    """Return whether T and S are a layer between two blocks, such as a `downsample`, which one code counts to the block
+    before it, the other to the block after it. All of these have to be true:
+
+      - BLOCKS, the difference of the numbers of the blocks of T and S, is 1 or -1.
+      - The last components of their paths are equal, and their similarity is above 0.
+      - Each of PAIRS whose target is in another module than T is registered before T and S on both sides, or behind
+        them on both sides.
     """
     same = abs(blocks) == 1 and s.path[-1:] == t.path[-1:] and similarity(t, s) > 0
     others = [(a, b) for a, b in pairs if a.path[:-1] != t.path[:-1]]
@@ -409,8 +412,9 @@ class _Beside:
         self._paths = sorted(unit.path for unit in units)
 
     def shared(self, left_out: Unit) -> Path:
-        """Return the common beginning of the paths of all partners but LEFT_OUT, which is one of them; () if fewer than
-        two others remain, or if they have no common beginning.
+        """Return the common beginning of the paths of all partners but LEFT_OUT, which is one of them: (`h`, `0`) for
+        `h.0.q` and `h.0.k`. () if fewer than two other partners remain, or if their paths begin with different
+        components.
         """
         if len(self._paths) < 3:
             return ()
@@ -451,8 +455,8 @@ def _without_numbers(unit: Unit) -> str:
 
 
 def _names(pair: Pair) -> tuple[str, str]:
-    """Return the paths of both units of PAIR with `{}` in place of numbers at the end of the names of the modules
-    around them: `h.3.block2.fc1` -> `h.{}.block{}.fc1`.
+    """Return the paths of both units of PAIR as texts, with `{}` in place of the number at the end of each component
+    but the last: `h.3.block2.fc1` -> `h.{}.block{}.fc1`.
     """
     t, s = (".".join((*(_AT_THE_END.sub("{}", part) for part in u.path[:-1]), *u.path[-1:])) for u in pair)
     return t, s

@@ -24,9 +24,14 @@ _DEEPEST = 3
 
 
 def add_branches(filling: Filling) -> None:
-    """Plan to fill each layer of the model that has a bias with the sum of the branches that the source has in its
-    place (`_branches`), each with its batch norm folded in. `finish_folds` makes the sums. All layers and norms of the
-    branches count as planned.
+    """Plan to fill layers of the model that have a bias with the sum of parallel branches of the source, and add all
+    units of these branches but the partner itself to `filling.planned`. `finish_folds` makes the sums. A branch is a
+    layer with its batch norm folded in, or such a norm alone; the first one is the partner of the layer.
+
+    The branches are in the first module around the partner, from the outside (`_modules`), in which all units without a
+    partner are such branches (`_branches`). Nothing is planned if the model's weight has other sizes than its
+    partner's, or one of the two is a transposed convolution (`_may_be_sum`); nor in a module in which another unit with
+    a partner has as many outputs and inputs.
     """
     free = filling.matching.free_sources
     if not any(map(is_batch_norm, free)):
@@ -43,12 +48,16 @@ def add_branches(filling: Filling) -> None:
 
 
 def _modules(unit: Unit) -> list[Path]:
-    """Return the paths of the modules around UNIT in which its branches may be, from the outside."""
+    """Return the paths of the three innermost modules around UNIT, or of fewer, the outermost of them first: (`a`,
+    `a.b`) for `a.b.conv`. The model as a whole is left out.
+    """
     return [unit.path[:end] for end in range(max(len(unit.path) - _DEEPEST, 1), len(unit.path))]
 
 
 def _by_module(units: Iterable[Unit]) -> dict[Path, list[Unit]]:
-    """Return path of a module -> those of UNITS in it (`_modules`), in order of registration; [] for other paths."""
+    """Return path of a module -> those of UNITS that have the module among their `_modules`, in order of registration.
+    A path without such units gives [].
+    """
     found: dict[Path, list[Unit]] = defaultdict(list)
     for unit in sorted(units, key=lambda u: u.order):
         for module in _modules(unit):
@@ -68,7 +77,9 @@ def _may_be_sum(t: Unit, s: Unit) -> bool:
 
 
 def _is_like(unit: Unit, s: Unit) -> bool:
-    """Return whether UNIT has a weight with as many outputs and inputs as that of S: the two may be parallel."""
+    """Return whether UNIT has a weight with as many outputs and inputs (the first two sizes) as that of S, so that the
+    two may be parallel.
+    """
     return "weight" in unit.pieces and unit.pieces["weight"].shape[:2] == s.pieces["weight"].shape[:2]
 
 
@@ -85,8 +96,9 @@ class _Branch:
     layer: Unit | None = None
 
     def weight(self, like: Piece) -> Expr:
-        """Return the weight of the layer, or of one that passes on each channel, as a kernel of the sizes of LIKE, with
-        zeros around a smaller kernel.
+        """Return the expression of the weight of this branch as a kernel of the sizes of LIKE, without its norm: the
+        weight of the layer, with equally many zeros on both sides if its kernel is smaller. For a norm alone, it is a
+        kernel that passes on each channel: the identity, or ones for a depthwise kernel.
         """
         rows, columns, *sizes = like.shape
         ones = [1] * len(sizes)
@@ -104,19 +116,26 @@ class _Branch:
         return made
 
     def bias(self) -> Expr:
-        """Return the bias of the layer; zeros if it has none, or if there is no layer."""
+        """Return the expression of the bias of the layer, without the norm; as many zeros as the norm has numbers, if
+        the layer has no bias or there is no layer.
+        """
         piece = None if self.layer is None else self.layer.pieces.get("bias")
         return ex.zeros(*self.norm.main.shape) if piece is None else piece.expr
 
 
 def _branches(s: Unit, module: Path, free: Sequence[Unit], place: dict[int, int]) -> list[_Branch]:
-    """Return the branches in MODULE, that of the layer S first. FREE are the units of the source in MODULE without a
-    partner, in the order of the file, and PLACE has id of a unit -> its place in the file.
+    """Return the branches in MODULE, that of the layer S first, then those of other layers, then a norm alone. FREE are
+    the units of the source in MODULE without a partner, in the order of the file, and PLACE has id of a unit -> its
+    place in the file.
 
-    [] if FREE are not the layers and norms of two or more branches: each has a batch norm with as many numbers as S has
-    outputs, and all but one at most, with a norm alone, have a layer with the outputs and inputs of S, and with a
-    kernel that can be in the middle of that of S. A norm alone needs as many inputs as outputs, or one input for each
-    output.
+    [] unless FREE and S are the layers and norms of two or more branches:
+
+      - Each norm is a batch norm with as many numbers as S has outputs, and each layer has a kernel that fits into the
+        middle of that of S (`_fits`).
+      - Each layer has a norm behind it: the norm for which it is the only layer directly in the same module, if that is
+        not MODULE itself, or else the norm directly behind it in the file.
+      - At most one norm is left over without a layer. This needs as many inputs as outputs in S, or one input for each
+        output.
     """
     norms = [u for u in free if is_batch_norm(u)]
     layers = [s, *(u for u in free if not is_batch_norm(u))]
@@ -141,8 +160,9 @@ def _branches(s: Unit, module: Path, free: Sequence[Unit], place: dict[int, int]
 
 
 def _fits(layer: Unit, weight: Piece) -> bool:
-    """Return whether LAYER has a weight with the outputs and inputs of WEIGHT whose kernel fits into the middle of that
-    of WEIGHT, with equally many places on both sides of it. A matrix counts as a kernel of one place.
+    """Return whether LAYER has nothing but a weight, and perhaps a bias, and its weight has the outputs and inputs of
+    WEIGHT and a kernel that fits into the middle of that of WEIGHT: as large, or smaller by an even number in each
+    dimension. A matrix counts as a kernel of size 1.
     """
     own = layer.pieces.get("weight")
     if own is None or layer.pieces.keys() - {"weight", "bias"} or own.shape[:2] != weight.shape[:2]:
@@ -166,8 +186,8 @@ class _Sum:
     branches: Sequence[_Branch]
 
     def plan(self, filling: Filling) -> None:
-        """Add the sum, with all units that it reads, to `filling.planned`. Until it is made, the bias of the layer has
-        the bias of its partner, or zeros.
+        """Add the sum, with all units that it reads but the partner, to `filling.planned`. Until the sum is made, the
+        bias of the model's layer keeps what fills it, or gets zeros if the partner has no bias.
         """
         (t, s), bias = self.pair, self.branches[0].bias()
         if "bias" not in s.pieces:
@@ -197,8 +217,8 @@ class _Sum:
             filled.expr, filled.evidence = ex.add(filled.expr, *others), "added up"
 
     def _norm(self, branch: _Branch) -> FoldedNorm:
-        """Return the norm of BRANCH, with the eps that the source's code shows for it, or else for that of another
-        branch; not known if it shows none.
+        """Return the norm of BRANCH, to be folded into the layer of the pair. Its eps is the one that the source's code
+        shows for this norm, or else for the first other branch for which it shows one, or None.
         """
         shown = (one.norm.pieces["running_mean"].entry.facts.behind for one in (branch, *self.branches))
         eps = next((behind.eps for behind in shown if behind is not None), None)

@@ -204,6 +204,7 @@ def _of_sequence(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 
 def _asked(reason: Reason, *numbers: int) -> Question[Expr]:
+    """Return the question for REASON, without options, with NUMBERS in its sentence, written as `50,257`."""
     return Question(reason, tuple(f"{number:,}" for number in numbers))
 
 

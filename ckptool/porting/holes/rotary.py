@@ -103,8 +103,8 @@ class _Rows:
     layer: tuple[Path, str]
 
     def learn_from_code(self) -> bool:
-        """Keep the rows, without an open question, if both forward passes pair them in one way. Return whether they
-        do.
+        """Say whether both forward passes pair the rows in one way; if they do, keep the rows, and add the question
+        about them as answered. False, without a change, if the source's forward pass does not show how it pairs them.
         """
         shown = self._shown_in_source()
         if shown is None or shown != self.kind:
@@ -148,7 +148,9 @@ class _Rows:
         self.filling.holes[self.hole].ask(Reason.ROTARY, other=self._reordering(), exchange=exchange)
 
     def _shown_in_source(self) -> str | None:
-        """Return how the source's forward pass pairs the rows; None if that does not show it."""
+        """Return how the source's forward pass pairs the rows, "half" or "interleaved"; None if it does not show it, or
+        shows it as "unknown".
+        """
         shown = self.s.main.entry.facts.rotary
         return shown if shown in _PAIRS else None
 

@@ -145,7 +145,9 @@ class _BareUse:
         return renamed and untouched and AS_IT_IS.issuperset(self.filled.expr.operations())
 
     def reason(self) -> Reason:
-        """Return the reason to ask about the parameter: that of scores (`_as_scores`), or that of inputs first."""
+        """Return the reason to ask about the parameter: `SQUARE_SCORES` if it holds scores (`_as_scores`), else
+        `INPUTS_FIRST`.
+        """
         return Reason.INPUTS_FIRST if _as_scores(self.piece) is None else Reason.SQUARE_SCORES
 
     def from_the_right(self) -> bool:
@@ -171,7 +173,9 @@ def _bare_uses(filling: Filling) -> Iterator[_BareUse]:
 
 
 def _taken_whole(expr: Expr, pieces: Iterable[Piece]) -> Piece | None:
-    """Return that of PIECES whose expression is EXPR, or EXPR without the reshapes around it; None if there is none."""
+    """Return the first of PIECES whose expression is EXPR, or EXPR without the reshapes around it; None if there is
+    none, as for an EXPR that cuts or joins pieces.
+    """
     return next((p for p in pieces if p.expr in (expr, ex.unreshaped(expr))), None)
 
 
@@ -230,10 +234,13 @@ class _OfLayer:
         return self.own.expr.is_copy and not stated
 
     def reason(self) -> Reason | None:
-        """Return the reason to ask, `INPUTS_FIRST`, if one of these is true: the model stores inputs first; its tensor
-        is a bare parameter, no `Embedding`, that its forward pass does not use; or it normalizes the matrix before it
-        multiplies (the layout of such last layers, with cosines as their outputs, is as often the other one). None
-        else, as for most matrices.
+        """Return `INPUTS_FIRST`, the reason to ask, in one of three cases; None for all others, which are most
+        matrices:
+
+          - The model stores the matrix with inputs first.
+          - The model has it as a bare parameter, no `Embedding`, that its forward pass does not use.
+          - The model normalizes it before it multiplies (`is_normalized`): code stores such last layers, whose outputs
+            are cosines, in either layout.
         """
         entry = self.piece.entry
         unseen = entry.used is None and is_bare(self.piece) and entry.module != "Embedding"

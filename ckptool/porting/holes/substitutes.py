@@ -66,9 +66,9 @@ def _averaged(filling: Filling, piece: Piece, pieces: Sequence[Piece]) -> Piece 
 
 
 def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) -> str | None:
-    """Return the key of the source's running average of the tensor that FILLED reads: the only one of KEPT, the keys of
-    all averages of the source, with the sizes of this tensor, in its module or in the module around that. None if there
-    is not exactly one, or if FILLED does not read exactly one key.
+    """Return the key of the source's running average of the one tensor that FILLED reads. It is the only one of KEPT,
+    the keys of all averages of the source, that has the sizes of this tensor and is in its module or in the module
+    around that. None if there is none, or several, or if FILLED reads no key or several.
     """
     entries = filling.source.signature.entries
     own = list(filled.expr.keys())
@@ -147,10 +147,11 @@ def _near_misses(filling: Filling) -> None:
 
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
-    """Fill each unit without a source, but for new heads, from the only unit of the source without a partner that is
-    alike (`Filling.alike`: its path is equal, its name says the same kind of embedding, or it is between the same
-    pairs; if none is, by `_cuts_patches`). A unit for which none or several are alike stays empty. Units of the source
-    that filled something when the call began do not count; two units may still get the same one.
+    """Fill each unit without a source from the only unit of the source without a partner that is alike. That is a unit
+    in its place (`Filling.alike`: its path is equal, its name says the same kind of embedding, or it is between the
+    same pairs); if none is, a kernel that cuts patches for a linear layer over them (`_cuts_patches`). A unit for which
+    none or several are alike stays empty, and so do heads in place of another head (`Matching.new`). Units of the
+    source that filled something when the call began do not count; two units may still get the same one.
 
     If the two have equal sizes, it is filled if their names or JOINED support it (`_fill_of_equal_sizes`); if not, it
     is filled if a rule for the change of sizes is known (`_fill_of_other_sizes`). JOINED has all units filled from
@@ -228,7 +229,9 @@ def _is_shown(filling: Filling, t: Unit, s: Unit) -> bool:
 
 
 def _is_one_way(filling: Filling, expr: Expr, question: Question[Expr]) -> bool:
-    """Return whether QUESTION has options, and each of them is the same as EXPR once both are simplified."""
+    """Return whether all ways to fill the hole are one: QUESTION has options, and each option is the same as EXPR once
+    both are simplified. False for a question without options.
+    """
     shapes = {key: entry.shape for key, entry in filling.source.signature.entries.items()}
     return bool(question.options) and len({ex.simplified(one, shapes) for one in (expr, *question.options)}) == 1
 

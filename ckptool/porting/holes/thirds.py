@@ -90,7 +90,7 @@ def _are_thirds(parts: Sequence[Part], rows: int) -> bool:
 
 
 def _are_halves(parts: Sequence[Part], size: int) -> bool:
-    """Return whether PARTS are two of one size, SIZE together."""
+    """Return whether PARTS are exactly two parts of equal size, whose sizes add up to SIZE."""
     sizes = [part.size for part in parts]
     return len(sizes) == 2 and sizes[0] == sizes[1] and sum(sizes) == size
 
