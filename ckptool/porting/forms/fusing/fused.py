@@ -99,7 +99,9 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
 
 
 def _share(source: Canon, weight: Piece, parts: Sequence[str]) -> None:
-    """Replace WEIGHT of SOURCE, and its bias, by a copy for each of PARTS: `attn.to_qk.q` and `attn.to_qk.k`."""
+    """Replace WEIGHT of SOURCE, and its bias if it has one, by a copy for each of PARTS: `attn.to_qk.q` and
+    `attn.to_qk.k`, with the part among their words. Each copy has all rows.
+    """
     for piece in (weight, source.pieces.get(weight.name.beside("bias"))):
         if piece is not None:
             copies = [replace(piece, path=(*piece.path, part), words=(*piece.words, part)) for part in parts]
@@ -167,14 +169,15 @@ class _Fused:
         return self.theirs.by_part[part][self._sizes(part)]
 
     def _shares_heads(self) -> bool:
-        """Return whether this projection has keys and values, and the other side has each of them with a multiple of
-        these rows, and not with these rows: on this side several queries share a head of them.
+        """Return whether this projection has keys and values, and the other side has both with more rows, a multiple of
+        those here, and neither with as many rows (`_repeated`): on this side several queries share a head of keys and
+        values.
         """
         return self.rows.keys() >= {"k", "v"} and all(self._repeated(part) for part in "kv")
 
     def _repeated(self, part: str) -> bool:
-        """Return whether the other side has PART by name with a multiple of its rows and equal other sizes, and not
-        with its rows.
+        """Return whether the other side has PART by name with two or more times its rows (a multiple) and equal other
+        sizes, and not with just its rows.
         """
         rows = self.rows[part]
         alike = (shape[0] for shape in self.theirs.by_part[part] if shape[1:] == self.shape[1:])

@@ -27,8 +27,8 @@ class Parts:
 
     def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """Return PARTS, labels such as ("q", "k", "v"), in the order in which the modules of this side register the
-        matrices for them. Only modules count that have a matrix for each of PARTS. PARTS as they are if there is no
-        such module, or if several have different orders.
+        matrices for them. Only modules count that have a matrix for each of PARTS. Return PARTS as they are if there is
+        no such module, or if two have different orders. The result is kept for the next call.
         """
         if parts not in self._orders:
             blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
@@ -155,7 +155,9 @@ _FOLLOWED = frozenset({"linear", "addmm", "matmul", "mm", "__matmul__"})
 
 
 def as_code_has_it(one: Canon, weight: Piece) -> bool:
-    """Return whether WEIGHT is what the code of its side ONE uses: a tensor of the target, or an unchanged one."""
+    """Return whether WEIGHT is the tensor that the code of its side ONE uses, so that what the forward pass shows is
+    about it: any tensor of the target, or one of the source that no step has changed.
+    """
     return one.is_target or weight.expr.is_copy
 
 
@@ -186,9 +188,9 @@ def _as_model_splits(p: _Projection) -> Form | None:
 
 
 def _as_named(p: _Projection) -> Form | None:
-    """Return the form with one part after the other, without a question, if the name is that of a parameter whose
-    layout torch defines (P.kind.fixed), or, for a projection of the target, if the name surely means it (P.kind.sure),
-    and its code does not do something else with it (P.lost). None for others.
+    """Return the form with one part after the other, without a question, if the name surely means it: it is the name of
+    a parameter whose layout torch defines (P.kind.fixed), or P is of the target, its name is sure (P.kind.sure), and
+    its code does nothing with it that leaves the layout open (P.lost). None for others.
     """
     return p.form() if p.kind.fixed or (p.one.is_target and p.kind.sure and not p.lost) else None
 

@@ -205,7 +205,9 @@ def _as_concatenated(parts: Sequence[Piece]) -> tuple[Piece, ...] | None:
 
 
 def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
-    """Return PARTS in the order in which one of WHOLES, the names of joined tensors, spells them; None if none does."""
+    """Return PARTS in the order in which one of WHOLES, names of tensors of the other side, spells their last names
+    (`spelled`): (`conv_z`, `conv_r`) for `conv_zr`. None if no name does, or if several orders are spelled.
+    """
     order = spelled([part.last for part in parts], wholes)
     return None if order is None else tuple(parts[at] for at in order)
 
@@ -502,9 +504,9 @@ def join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
 
 
 def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
-    """Return whether biases with these SHAPES can be joined as JOIN joins their weights: if it stacks weights, the
-    biases have to have equal sizes; if it joins them along their rows, each bias as many rows as its weight. False if
-    it joins weights along their second dimension.
+    """Return whether biases with these SHAPES can be joined as JOIN joins their weights. If it stacks the weights, the
+    biases have to have equal sizes; if it joins them along their rows (dimension 0), each bias has to have as many rows
+    as its weight. False if it joins them along their second dimension.
     """
     if join.dim is None:
         return len(set(shapes)) == 1
@@ -512,11 +514,11 @@ def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
 
 
 def asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
-    """Return the joined tensor NEW with a question about the order of its PARTS, which JOIN joins. ONE is their side,
-    and is not changed.
+    """Return the joined tensor NEW with a question about the order of its PARTS, the pieces of ONE that JOIN joins.
+    Nothing is joined here.
 
-    The option of the question is, for parts that JOIN interleaves, one after the other; for two parts that follow one
-    another, the reverse order. For three or more that follow one another, it has no option.
+    The question has one option: for interleaved parts (JOIN.turns above 1), the parts one after the other; for two
+    parts that follow one another, the reverse order. For three or more parts that follow one another, it has no option.
     """
     rest = parts[0].shape[1:]
     places = range(len(parts))

@@ -40,7 +40,9 @@ class Join:
         return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
 
     def whole(self, *parts: Expr, rest: Shape) -> Expr:
-        """Return the expression that joins PARTS. REST are the sizes of a part after its first dimension."""
+        """Return the expression that joins PARTS: as a stack if `dim` is None, else along `dim`, one after the other or
+        interleaved (`turns`). REST are the sizes of a part after its first dimension.
+        """
         if self.dim is None:
             return ex.stack(*parts)
         if self.turns == 1:
@@ -52,8 +54,8 @@ class Join:
         return ex.reshape(ex.cat(1, *cut_up), (sum(self.sizes), *rest))
 
     def part(self, whole: Expr, *, index: int, rest: Shape) -> Expr:
-        """Return the expression for part INDEX of WHOLE, the joined tensor. REST are the sizes of a part after its
-        first dimension.
+        """Return the expression for part INDEX of WHOLE, the joined tensor, in the sizes that the part had. REST are
+        the sizes of a part after its first dimension.
         """
         if self.dim is None:
             return ex.select(whole, 0, index)

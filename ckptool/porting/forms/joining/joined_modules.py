@@ -100,7 +100,9 @@ def line_up(one: Canon, other: Canon) -> None:
 
 
 def _are_parts(layers: Sequence[Piece], wholes: Sequence[Piece]) -> bool:
-    """Return whether code divides the output of one of WHOLES into parts whose names and sizes are those of LAYERS."""
+    """Return whether code divides the output of one of WHOLES into parts that are LAYERS by their names and rows, in
+    some order (`order_by_code`). Only WHOLES count whose sizes after the first are those of LAYERS.
+    """
     rows = [layer.shape[0] for layer in layers]
     fitting = [whole for whole in wholes if whole.shape[1:] == layers[0].shape[1:]]
     return order_by_code(layers, rows, 0, fitting) is not None
@@ -184,8 +186,8 @@ def count_spelled(one: Canon, other: Canon) -> None:
 
 
 def _into_list(one: Canon, head: _Path, contents: Sequence[_Content], depth: int) -> None:
-    """Move the modules of ONE with these CONTENTS into the list HEAD, as its members, in order. Their paths have DEPTH
-    components.
+    """Move the modules of ONE with these CONTENTS to the paths HEAD.0, HEAD.1 …, in order: `main_conv.bn` to
+    `main_conv+short_conv.0.bn`. DEPTH is how many components the present path of such a module has.
     """
     for at, content in enumerate(contents):
         for path in dict.fromkeys(piece.path for piece in content.values()):

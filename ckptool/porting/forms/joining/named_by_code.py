@@ -125,8 +125,9 @@ def _clearest(fits: dict[tuple[int, int], int], free: Set[int], *, silent: bool)
 
 
 def words_apart(named: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the words of each name in NAMED (lists of words, at least one) without those that all of them have. A word
-    that all have, but some more often than others, stays as often as it is more than in the name that has it least.
+    """Return the words of each name in NAMED, one or more lists of words, without those that all names have:
+    [("gate",), ("up",)] for ("gate", "proj") and ("up", "proj"). A word that all have, but some more often, is only
+    taken out as often as the name with the fewest has it.
     """
     common = reduce(and_, map(Counter, named))
     return [tuple((Counter(words) - common).elements()) for words in named]
@@ -156,8 +157,8 @@ def _says(own: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def _begins(letters: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether LETTERS, words of one letter each, at least one, begin with a letter that one of WORDS begins
-    with.
+    """Return whether LETTERS, the words of a name, are all single letters, and one of WORDS begins with the first of
+    them: ("g",) for ("gate", "proj"). False for no LETTERS.
     """
     alone = len(letters) > 0 and all(len(letter) == 1 for letter in letters)
     return alone and any(word.startswith(letters[0]) for word in words)
