@@ -77,7 +77,9 @@ def _vectors(canon: Canon, paired: bool) -> dict[tuple[int, ...], list[dict[str,
 
 
 def _has_only_statistics(held: dict[str, Piece]) -> bool:
-    """Return whether a layer with the tensors HELD has the statistics of a batch norm, and no weight."""
+    """Return whether a layer with the tensors HELD, role -> tensor, has the statistics of a batch norm (running mean
+    and variance), and no weight; it may have a bias.
+    """
     return held.keys() >= STATISTICS and "weight" not in held
 
 

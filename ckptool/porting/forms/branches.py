@@ -29,16 +29,17 @@ _MOST = 24
 
 
 def beside(one: Unit, other: Unit) -> bool:
-    """Return whether ONE and OTHER are parallel: the output of neither flows into the first input of the other. False
-    if the forward pass was not followed, or does not use them.
+    """Return whether ONE and OTHER are parallel, by their main tensors: the output of neither flows into the first
+    input of the other, directly or through other layers. False if a forward pass was not followed, or does not use one
+    of them.
     """
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.beside(b)
 
 
 def flows_into(one: Unit, other: Unit) -> bool:
-    """Return whether the output of ONE flows into the first input of OTHER. False if the forward pass was not followed,
-    or does not use them.
+    """Return whether the output of ONE flows into the first input of OTHER, directly or through other layers, by their
+    main tensors. False if a forward pass was not followed, or does not use one of them.
     """
     a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
     return a is not None and b is not None and a.into(b)

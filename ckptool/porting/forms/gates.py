@@ -119,9 +119,9 @@ def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
 
 
 def _has_gates(one: Canon) -> bool:
-    """Return whether some module of ONE has, for every gate of one kind of recurrent cell, a weight on the input and
-    one on the hidden state, by their names. The weights are one or two components below the module, and all have names
-    of one pattern (one of `_READINGS`, such as `W_xi`). Their sizes do not matter.
+    """Return whether some module of ONE has a weight for every gate of one kind of recurrent cell on the input, and one
+    for every gate on the hidden state, by names of one pattern (one of `_READINGS`, such as `W_xi`, `W_hi`). The
+    weights are all one, or all two components below the module. Their sizes do not matter.
     """
     return any(
         {key for p in pieces if (key := _meaning(read(_tokens(p.path[-depth:])), cell)) is not None} >= _all_of(cell)
@@ -338,8 +338,9 @@ def _meaning(words: _Path, cell: RecurrentCell) -> tuple[str, str] | None:
 
 def _cut_in_two(one: Canon, held: _Held) -> _Held:
     """Split each matrix of HELD, (side, gate) -> matrix over the concatenated input and hidden state, into a matrix for
-    each of the two (`_halves`). Return (side, gate) -> the new matrix. {}, without a change, if HELD is empty, or if
-    its matrices differ in size, are not wider than high, or have more than two dimensions.
+    each of the two (`_halves`), with a question unless the code shows which comes first. Return (side, gate) -> the new
+    matrix, for the sides "ih" and "hh". {}, without a change, if HELD is empty, or if its matrices differ in size, are
+    not wider than high, or have more than two dimensions.
     """
     sizes = {piece.shape for piece in held.values()}
     if len(sizes) != 1 or any(len(shape) != 2 or shape[1] <= shape[0] for shape in sizes):
@@ -474,8 +475,8 @@ def _layer(piece: Piece) -> _Path:
 
 
 def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
-    """Replace PARTS of ONE by NEW, which concatenates them along dimension 0. A missing part (None) is zeros, as many
-    as NEW has in one part.
+    """Replace PARTS of ONE by NEW, in which they follow one another along dimension 0. Where PARTS has None, NEW has as
+    many zeros as one part has values (its rows divided by the number of PARTS); only vectors may have such gaps.
     """
     there = [p for p in parts if p is not None]
     size = new.shape[0] // len(parts)
@@ -512,10 +513,10 @@ def _name_sides(one: Canon) -> None:
 
 
 def _named_sides(one: Canon) -> dict[_Path, dict[str, list[Piece]]]:
-    """Return path of a module -> side ("ih" for the input, "hh" for the hidden state) -> the weights and biases in it
-    whose name is one for the layer on that side: `i2h`, `h2h`. It is the name of the layer (the last component of the
-    path; the module is the one around it), or that of the tensor, for a weight with a name of its own (`W`; the module
-    is its own). Modules without such names are left out.
+    """Return path of a module -> side ("ih" for the input, "hh" for the hidden state) -> the weights and biases of the
+    layers on that side, by names such as `i2h` and `h2h`. The last component of the path is such a name, and the module
+    is the one around it (`cell` for `cell.i2h.weight`); or the last name of a weight is one, other than "weight" (`W`,
+    `U`), and the module is that of the weight. Modules without such names are left out.
     """
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():

@@ -37,9 +37,9 @@ def channels_first(source: Canon, target: Canon) -> None:
 
 
 def _unplaced_kernels(source: Canon) -> list[Piece]:
-    """Return the kernels of SOURCE, weights of three to five dimensions, whose layout is not known. Left out are those
-    whose layout the file states, those whose name says it (`kernel`), and those that a step has changed, but for weight
-    norm.
+    """Return the kernels of SOURCE, weights of three to five dimensions, whose layout nothing says. Kernels are left
+    out if the file states their layout, if their name says it (`kernel`), or if a step has rearranged them
+    (`is_laid_out_as_stored`).
     """
     kernels = [p for p in source.pieces.values() if p.role == "weight" and not p.placed and 2 < len(p.shape) < 6]
     return [p for p in kernels if p.is_laid_out_as_stored and p.leaf not in table().inputs_first]
@@ -105,9 +105,9 @@ def turn_kernels(source: Canon, target: Canon) -> None:
 
 
 def _lists_of_kernels(source: Canon) -> list[list[Piece]]:
-    """Return the kernels of SOURCE (weights with three or more dimensions) in lists: those whose paths are equal
-    without digits are one list, also if there is only one. Kernels of a single pixel ([out, in, 1, 1]), and those whose
-    layout the file states, are left out.
+    """Return the kernels of SOURCE in lists, one for each path without its digits: `up.0.conv` and `up.1.conv` are one
+    list, and a kernel without others is a list of its own. Kernels are weights with three or more dimensions. Those of
+    a single pixel ([out, in, 1, 1]), and those whose layout the file states, are left out.
     """
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
@@ -131,12 +131,15 @@ def _turn_kernel(source: Canon, piece: Piece, shape: Shape, why: str | None) -> 
 
 
 def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) -> str | None:
-    """Return a text that says what shows that KERNELS, one list of SOURCE, are those of transposed convolutions; "" if
-    nothing shows it; None if the source's code uses one of them in a plain convolution.
+    """Return what shows that KERNELS, one list of SOURCE, are those of transposed convolutions, as a text for a
+    question:
 
-    It is "the source's code", if the source's code is known to use one or more of KERNELS in transposed convolutions,
-    and none in a plain one. If it is known of none how the code uses it, it is "the sizes of its kernels and biases",
-    if these show it (`_all_turned`). PLAIN counts the sizes of the model's plain convolutions.
+      - "the source's code", if it is known to use some of KERNELS in transposed convolutions, and none in a plain one;
+      - "the sizes of its kernels and biases", if the use of none of them is known, and these show it (`_all_turned`);
+      - "" if the use of none is known, and their sizes do not show it;
+      - None if the source's code uses one of them in a plain convolution.
+
+    PLAIN counts the sizes of the model's plain convolutions.
     """
     seen = {_is_transposed(piece) for piece in kernels} - {None}
     if seen:
@@ -182,7 +185,9 @@ def _called_transposed(piece: Piece) -> bool:
 
 
 def _flipped(e: Expr, *, rank: int) -> Expr:
-    """Return the kernel E of RANK dimensions with its first two swapped, and the others flipped."""
+    """Return the kernel E of RANK dimensions with its first two swapped, and its values along each of the others
+    reversed.
+    """
     return ex.flip(ex.permute(e, 1, 0, *range(2, rank)), *range(2, rank))
 
 

@@ -192,15 +192,16 @@ def _has_its_bias(canon: Canon, weight: Piece) -> bool:
 
 
 def _held(piece: Piece) -> tuple[int, bool]:
-    """Return (number of dimensions of PIECE, whether its expression is a key or a hole alone, without operations).
-    Matrices with one name have one layout if they also have one result here.
+    """Return (number of dimensions of PIECE, whether its expression is a copy). Matrices of one name vote on their
+    layout only with those that have an equal result here.
     """
     return len(piece.shape), piece.expr.is_copy
 
 
 def _unseen(entry: Entry) -> bool:
-    """Return whether neither the forward pass nor the class of its module shows the layout of the weight ENTRY of the
-    target.
+    """Return whether the layout of the weight ENTRY of the target is open: its forward pass does not show it, does not
+    take the weight by `linear`, and the class of its module is none of those whose layout is known (`Linear`,
+    `Embedding`).
     """
     told = entry.facts.inputs_first is not None or entry.how == "linear"
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
@@ -466,8 +467,9 @@ def _inputs_by_bias(source: Canon, kernels: Sequence[Piece]) -> dict[Name, int]:
 
 
 def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> int:
-    """Return how many of the first dimensions of KERNEL are inputs, the fewest with which it is one of the matrices
-    WANTED (`_wanted`). 0 if there is no such number, or if KERNEL in torch's layout for convolutions is one of SHAPES.
+    """Return how many of the first dimensions of KERNEL are its inputs: the lowest number with which it becomes one of
+    the matrices WANTED (`_wanted`). 0 if no number does, or if SHAPES has the sizes of KERNEL in torch's layout for
+    convolutions.
     """
     if tuple(kernel.shape[d] for d in _TURNED[len(kernel.shape)]) in shapes:
         return 0
@@ -475,8 +477,9 @@ def _as_matrix_of(kernel: Piece, wanted: Counter[Shape], shapes: Set[Shape]) -> 
 
 
 def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
-    """Return whether KERNEL, flattened to a matrix whose inputs are its first INPUTS dimensions, is in WANTED, [out,
-    in] -> how many, as a whole or, if its name is that of a fused projection, as one of its parts.
+    """Return whether KERNEL, flattened to a matrix [outputs, inputs] whose inputs are its first INPUTS dimensions, is
+    in WANTED, sizes -> how many matrices have them. It may be there as a whole, or, if its name is that of a fused
+    projection, as one of its equal parts.
     """
     rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
     kind = fused_kind(kernel)

@@ -111,11 +111,13 @@ def _registered(target: Signature) -> Iterator[list[Entry]]:
 
 
 def _fits(entries: Sequence[Entry], wanted: Sequence[Entry]) -> bool:
-    """Return whether ENTRIES are as many as WANTED, with equal numbers of dimensions and 60 % equal sizes."""
+    """Return whether ENTRIES are as many as WANTED, each with as many dimensions as that in its place, and at least 60
+    percent with the same sizes.
+    """
     ranks = [len(e.shape) for e in entries] == [len(e.shape) for e in wanted]
     return ranks and _equal(entries, wanted) >= _MOST * len(entries)
 
 
 def _equal(entries: Sequence[Entry], wanted: Sequence[Entry]) -> int:
-    """Return how many tensors of ENTRIES have the sizes of that at their place in WANTED."""
+    """Return how many tensors of ENTRIES have the sizes of the one in their place in WANTED, which has equally many."""
     return sum(own.shape == theirs.shape for own, theirs in zip(entries, wanted, strict=True))

@@ -17,7 +17,7 @@ def permute(source: Canon, target: Canon) -> None:
     All tensors with the same set of sizes, in any order and all different, are permuted in one way. This is done if
     both sides have equally many of them, and exactly one order of dimensions gives the source's tensors the shapes that
     the target has, each as often. They stay if their shapes are those of the target already, or if one of them, on
-    either side, may be the weight of a torch layer (`_of_own_code`).
+    either side, may be the weight of a torch layer (not `_of_own_code`).
     """
     theirs, own = _by_sizes(target), _by_sizes(source)
     for sizes, pieces in own.items():
@@ -37,8 +37,9 @@ def permute(source: Canon, target: Canon) -> None:
 
 
 def _of_own_code(piece: Piece) -> bool:
-    """Return whether PIECE is no weight of a torch layer: it is bare by its name, or joined from complex parts, or the
-    forward pass takes it by another function than a linear layer or a convolution.
+    """Return whether PIECE is no weight of a torch layer. One of these is enough: it is bare by its name (`is_bare`); a
+    step joined it from complex parts; the forward pass takes it first by another function than a linear layer or a
+    convolution.
     """
     how = piece.entry.how
     joined = "complex numbers" in piece.steps

@@ -122,5 +122,7 @@ def _in_order(found: Sequence[StateDict]) -> list[StateDict]:
 
 
 def _sizes(shape: Shape, dim: int, ranks: int) -> Shape:
-    """Return SHAPE with RANKS times the size of dimension DIM, sorted, without sizes of 1."""
+    """Return SHAPE with RANKS times the size of dimension DIM, sorted, without sizes of 1: (4, 8) for [4, 4] and two
+    ranks.
+    """
     return tuple(sorted(squeezed((*shape[:dim], shape[dim] * ranks, *shape[dim + 1 :]))))

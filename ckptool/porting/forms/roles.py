@@ -89,6 +89,9 @@ def _with_first(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     beside = _held(paths)
 
     def has_first(module: tuple[str, ...]) -> bool:
+        """Return whether MODULE is a list that lacks its member 0: it has a member 1, no member 0, and other modules,
+        each with a counterpart in member 1 (of its name, or with `_1` behind it).
+        """
         second = beside.get((*module, "1"), set())
         names = {name for name in beside[module] if not name.isdecimal()} if second else set()
         return bool(names) and "0" not in beside[module] and all({name, f"{name}_1"} & second for name in names)
@@ -389,8 +392,8 @@ def _role_in_vocabulary(leaf: str, siblings: set[str]) -> str | None:
 
 
 def _is_numbered(leaf: str, siblings: set[str]) -> bool:
-    """Return whether LEAF ends with a number, and another of SIBLINGS differs from LEAF in that number only, or is LEAF
-    without the number.
+    """Return whether LEAF ends with a number, and another of SIBLINGS is equal to it without numbers at the end: True
+    for `lambda1` beside `lambda2` or `lambda`.
     """
     stem = leaf.rstrip("0123456789")
     return stem != leaf and any(s != leaf and s.rstrip("0123456789") == stem for s in siblings)

@@ -78,11 +78,12 @@ def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
 
 def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
     """Return whether PIECES, cut along dimension DIM, may be the layers of a list. INSIDE has the number of elements of
-    each tensor in a member of this list.
+    each tensor in a member of this list. All of these have to be true:
 
-    The elements of one layer of PIECES may differ from the sum of INSIDE by the share TOLERANCE of that sum. PIECES
-    need at least one vector for each layer (two dimensions before the cut). All such vectors, and 70 percent of all
-    pieces, need a tensor of their size in INSIDE (`_fits`).
+      - The elements of one layer of PIECES differ from the sum of INSIDE by at most the share TOLERANCE of that sum.
+      - At least one of PIECES holds a vector for each layer (it has two dimensions), and each of these fits a tensor of
+        INSIDE (`_fits`).
+      - At least 70 percent of all PIECES fit a tensor of INSIDE.
     """
     each = [prod(p.shape) // p.shape[dim] for p in pieces]
     if abs(sum(each) - sum(inside)) > tolerance * sum(inside):

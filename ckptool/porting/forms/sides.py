@@ -73,6 +73,10 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
         first = second
 
     def asked(made: Piece, whole: Piece, order: Callable[..., Expr]) -> Piece:
+        """Return MADE with the question in which order its gates are. ORDER makes MADE of the expression of WHOLE,
+        given the present order of the gates. MADE is returned as it is if the code shows the order, or no kind of cell
+        fits.
+        """
         if cell is None or not other:
             return made
         return made.asking(Reason.GATE_ORDER, ", ".join(have), option=_rival(one, whole, partial(order, have=other)))

@@ -125,7 +125,7 @@ def _doubt_dimension(one: Canon, piece: Piece, moved: Set[Name], shown: Set[bool
 
 
 def _is_shown(piece: Piece) -> bool:
-    """Return whether the code shows which of the dimensions of the stack PIECE are those of its matrices."""
+    """Return whether the forward pass shows which of the dimensions of the stack PIECE are those of its matrices."""
     return piece.entry.facts.inputs_first is not None or piece.entry.how == "linear"
 
 
@@ -157,8 +157,8 @@ def _stacks(one: Canon, other: Canon, lists: Collection[int], stacks: Collection
 
 
 def _fitting(members: Sequence[Piece], inside: set[Shape]) -> list[Piece]:
-    """Return those of the stacks MEMBERS whose elements have sizes in INSIDE (`fits_inside`), and the biases of these:
-    a bias is split as its weight is.
+    """Return those of the stacks MEMBERS that can be split into members of a list: each element has sizes in INSIDE
+    (`fits_inside`), or the stack is a bias whose weight is among them, because a bias is split as its weight is.
     """
     fits = {p.name: fits_inside(p, inside) for p in members}
     return [p for p in members if fits[p.name] or (p.role == "bias" and fits.get(p.name.beside("weight")))]
@@ -387,7 +387,7 @@ def _turned(stacks: Sequence[Piece], inside: set[Shape], called: dict[str, set[S
 
 
 def _both_ways(piece: Piece) -> list[tuple[bool, Shape]]:
-    """Return (whether it is transposed, its sizes) for a matrix of the stack PIECE: as it is, then transposed."""
+    """Return [(False, sizes of one matrix of the stack PIECE), (True, these sizes after the matrix is transposed)]."""
     return [(False, piece.shape[1:]), (True, piece.shape[:0:-1])]
 
 
@@ -399,9 +399,10 @@ def _ways(piece: Piece, inside: set[Shape]) -> list[bool]:
 
 
 def _called(canon: Canon) -> dict[str, set[Shape]]:
-    """Return word -> sizes of the weights of CANON that it names: matrices in numbered lists, and those in stacks. The
-    word of a fused weight is each of its parts ("q", "gate"), and the sizes are those of one part. That of others is
-    the part of a feed-forward block ("gate", "up", "down"); weights without such a word are left out.
+    """Return word -> sizes of the matrices of CANON that the word names, for weights that are matrices with a number in
+    their paths, or stacks of matrices. The word is the part of a feed-forward block that the name says ("gate", "up",
+    "down"); weights without one are left out. A fused weight is there under each of its parts ("q", "gate") instead,
+    with the sizes of one part.
     """
     found: dict[str, set[Shape]] = defaultdict(set)
     for piece in canon.pieces.values():
@@ -457,7 +458,8 @@ def _used_with_inputs_first(piece: Piece) -> bool:
 
 def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     """Return whether one element of the stack PIECE along its first dimension has sizes in INSIDE, those of the members
-    of a list: as it is, transposed, or divided into its parts, if it is a weight (`_fused_ways`) or a fused bias.
+    of a list, without sizes of 1: as it is; transposed, if it is a matrix; or divided into equal parts, if it is a
+    weight (`_fused_ways`), or a vector of biases with the name of a fused projection.
     """
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
@@ -573,8 +575,9 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _are_one_list(members: Sequence[Piece], alone: int) -> bool:
-    """Return whether MEMBERS, weights of one module of which ALONE hold a single layer, may hold one list together:
-    they are two or more, some of them hold several layers, and all share a word that tells them from others.
+    """Return whether MEMBERS, stacks of layers in one module, may be one list together: they are two or more, not all
+    of them hold just one layer (ALONE is how many do), and all their paths share a word that is no number and no word
+    for a kind of layer (`telling_words`).
     """
     several = len(members) > 1 and alone < len(members)
     return several and bool(frozenset.intersection(*(telling_words(p.path) for p in members)))

@@ -91,7 +91,7 @@ def _word_outputs(source: Canon) -> None:
 
 
 def _stated(piece: Piece) -> Role:
-    """Return the role that the file states for PIECE; an empty one if it states none."""
+    """Return the role that the file states for PIECE; an empty `Role` if it states none."""
     return piece.entry.stated or Role()
 
 
@@ -289,7 +289,9 @@ def _join_layers(source: Canon, pieces: Sequence[Piece]) -> None:
 
 
 def _outputs(piece: Piece) -> int:
-    """Return the number of outputs of the kernel or scale PIECE; 0 for a single number."""
+    """Return the number of outputs of the kernel or scale PIECE: the first size, or the second of a kernel that the
+    file states to be that of a transposed convolution; 0 for a single number.
+    """
     return piece.shape[1 if len(piece.shape) > 2 and is_transposed_layer(_stated(piece)) else 0] if piece.shape else 0
 
 

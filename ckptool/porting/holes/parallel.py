@@ -48,8 +48,8 @@ def add_branches(filling: Filling) -> None:
 
 
 def _modules(unit: Unit) -> list[Path]:
-    """Return the paths of the three innermost modules around UNIT, or of fewer, the outermost of them first: (`a`,
-    `a.b`) for `a.b.conv`. The model as a whole is left out.
+    """Return the paths of the three innermost modules around UNIT, or of fewer, the outermost of them first: [`a`,
+    `a.b`] for `a.b.conv`. The model as a whole is left out.
     """
     return [unit.path[:end] for end in range(max(len(unit.path) - _DEEPEST, 1), len(unit.path))]
 
