@@ -211,10 +211,11 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
 def _merged(
     source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
 ) -> Question[Expr] | None:
-    """Merge ADAPTER into WEIGHT in SOURCE, where the merged weight replaces WEIGHT and all tensors of the adapter, and
-    its bias into the bias beside WEIGHT, and return None; or return the question why this was not possible: several
-    adapters, unknown or missing tensors, or factors whose sizes do not fit. A bias of the adapter is one that is
-    unknown if WEIGHT has no bias of its sizes, or if the adapter has an alpha or magnitudes.
+    """Merge ADAPTER into WEIGHT in SOURCE, and its bias into the bias beside WEIGHT, and return None; or change
+    nothing, and return the question why this was not possible: there are several adapters, a tensor is of an unknown
+    kind, a factor is missing, or the sizes of the factors do not fit. A bias of the adapter is of an unknown kind if
+    there is no bias of its sizes beside WEIGHT, or if the adapter has an alpha or magnitudes. The merged weight
+    replaces WEIGHT and the other tensors of the adapter.
 
     SCALE is that of all adapters, None if the file has none; an alpha of the adapter comes before it. Without both, the
     scale is 1, and what was merged has a question. The weight also has one if it is not sure along which dimension the

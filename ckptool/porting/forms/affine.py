@@ -91,10 +91,13 @@ def _is_scale_and_shift(held: dict[str, Piece]) -> bool:
 
 
 def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
-    """Return path of statistics -> path of their scale and shift, by names: the two names differ in the one word in
-    which most pairs differ (`bn1`, `scale1`: "bn" for "scale"; `bn1`, `bn1_scale`: "scale" more). {} if fewer pairs
-    than half of the statistics differ so; the first of several words that are equally frequent counts. Both layers have
-    equally many values. Statistics that have several such layers are left out, and layers that several statistics have.
+    """Return path of statistics -> path of their scale and shift, by one word in which the names of the two differ, the
+    same word in the whole model: "scale" in place of "bn" for `bn1` and `scale1`, "scale" more for `bn1` and
+    `bn1_scale`. It is the word in which most pairs differ, the first of equally frequent ones. Both layers have equally
+    many values.
+
+    {} if there are fewer pairs with this word than half of the statistics. Statistics that have several such layers are
+    left out, and layers that several statistics have.
 
     BARE are the paths of the statistics. FREE has path -> number of values of the layers that may be a scale and shift.
     LAYERS has path -> role -> tensor.

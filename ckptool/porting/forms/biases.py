@@ -49,9 +49,10 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
 
 def _to_attach(one: Canon, other: Canon) -> list[Piece]:
-    """Return the biases that are stored by themselves (`_lone_biases`) in ONE and of a size of which OTHER has no such
-    bias. The others are left out, and their role becomes "bias" in ONE. Biases [n, 1] for which OTHER has a weight of
-    the same sizes (a table of one column, for each user, say) are left out, too, and keep their role.
+    """Return the biases that are stored by themselves in ONE (`_lone_biases`) and are to be moved beside a matrix:
+    those of a size of which OTHER has no bias that is stored by itself. The role of the others becomes "bias" in ONE.
+    Biases [n, 1] for which OTHER has a weight of the same sizes (a table of one column, for each user, say) are left
+    out, too, and keep their role.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
     tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
@@ -78,12 +79,15 @@ def _owner(bias: Piece, matrices: list[Piece], layers: _Layers) -> Piece | None:
 
 
 def _fitting(bias: Piece, matrices: list[Piece], layers: _Layers) -> list[Piece]:
-    """Return those of MATRICES that BIAS may belong to by their sizes: those with as many rows as BIAS has values; or,
-    for a row [1, n] (`_is_row`), those of its sizes, which have one input, and inputs first; and any `nn.Parameter` of
-    a module around BIAS with as many columns as BIAS has values (`_gives`). If there are none, or for a bias of one
-    value: those for which LAYERS has (sizes of the matrix, sizes of BIAS), because a layer of the other side has these
-    sizes. [] if there are none. A matrix that is by its name another part of a projection than BIAS (`value` for
-    `q_bias`) does not fit.
+    """Return those of MATRICES that BIAS may belong to by their sizes; [] if there are none. Two kinds fit:
+
+      - a matrix with as many rows as BIAS has values; for a row [1, n] (`_is_row`), a matrix [1, n] instead, which has
+        one input, and inputs first;
+      - any `nn.Parameter` of a module around BIAS with as many columns as BIAS has values (`_gives`).
+
+    If none fits, or BIAS has one value, those fit for which LAYERS has (sizes of the matrix, sizes of BIAS), because a
+    layer of the other side has these sizes. A matrix that is by its name another part of a projection than BIAS
+    (`value` for `q_bias`) never fits.
     """
     part = _part_of(bias)
     matrices = [m for m in matrices if part is None or part_label(m.path) in (None, part)]

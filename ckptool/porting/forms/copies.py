@@ -37,9 +37,9 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     (`_Sizes.too_many`), unless names say that they are parts of one model (`_parts_by_name`). The preferred copy is the
     first in the order of the vocabulary's `copies` (`_preference`).
 
-    Such modules of which one is called an encoder and another a decoder, or of which some are called so and others are
-    not, are no copies: none of them is in the first result. But the keys of those called encoder or decoder are in the
-    second, if another of the modules is called neither, and no name in the keys of TARGET means encoder or decoder.
+    If the names of such modules mean different sides of a model (encoder, decoder, or neither), the modules are no
+    copies. If some mean neither, and no name in the keys of TARGET means encoder or decoder, the keys of those called
+    encoder or decoder are in the second result.
 
     Copies are also single tensors behind the names of others, such as averages (`_behind_tensors`).
     """

@@ -247,10 +247,11 @@ def are_gates(components: Sequence[str]) -> bool:
 
 
 def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
-    """Join the gates of one recurrent cell in the module SCOPE of ONE (`_join`): of the first kind of cell for which
-    the names of PIECES, all of one pattern (the first of `_READINGS` that does), say that exactly one matrix or kernel
-    holds each gate on the input, and one each gate on the hidden state. PIECES are the weights DEPTH components below
-    SCOPE; those with other names do not count, and vectors may be biases. Nothing is done if there is no such kind.
+    """Join the gates of one recurrent cell in the module SCOPE of ONE (`_join`), if the names of PIECES say that
+    exactly one matrix or kernel holds each gate on the input, and one each gate on the hidden state. The first kind of
+    cell counts, and for it the first pattern of names (`_READINGS`), with which they say so; if there is none, nothing
+    is done. PIECES are the weights DEPTH components below SCOPE; those with names of other patterns do not count, and
+    vectors may be biases.
 
     WHOLES are the sizes of the other side's weights: the gates are joined only if the layer for all of them, over the
     concatenated input and hidden state, has one of these sizes. If WHOLES is None, they are joined in any case; then
@@ -459,8 +460,8 @@ def _join_side(one: Canon, own: Sequence[Piece], new: Piece, side: str, *, unsur
 
 
 def _asked_of(gates: Sequence[Piece]) -> tuple[Question[Expr], ...]:
-    """Return the questions of GATES, each once, about the one matrix that GATES become. If each of GATES has an option
-    of a question, its only option is now these options, concatenated by rows; else it has none.
+    """Return the questions of GATES, each once, for the one matrix that GATES become. If a question has as many options
+    in all of GATES as there are GATES, one each, these are concatenated by rows to its only option; else it has none.
     """
     found = []
     for question in dict.fromkeys(q.about() for p in gates for q in p.questions):

@@ -37,10 +37,11 @@ def name_in_company(canon: Canon) -> None:
 
 def name_seen_gates(source: Canon, target: Canon) -> None:
     """Add words to the tensors of two layers, on both sides, if the forward pass of the side multiplies their outputs,
-    one of which is the gate of the other: "gate proj" to the gate, "up proj" to the other. Layers whose names mean a
-    part of an attention stay as they are. So do all layers of a module in which the other of the two layers, the value,
-    is called gate, unless the other side has layers called "up", or its forward pass shows a gate of these sizes: what
-    the other side calls its gate may else be the value as well, as in RetNet.
+    and the output of one is a gate: "gate proj" to the gate, "up proj" to the other layer, the value.
+
+    Layers whose names mean a part of an attention get none. Nor does any layer of a module in which a value is called
+    gate, as in RetNet, because what the other side calls its gate may be the value as well; but it does if the other
+    side has layers called "up", or its forward pass shows a gate or value of these sizes.
 
     Two layers that both go through an activation, such as those of a recurrent cell, count only if SOURCE and TARGET
     have equally many tensors of these sizes that their code uses in this way.

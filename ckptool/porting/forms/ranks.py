@@ -77,14 +77,14 @@ class Ranks:
 
 
 def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
-    """Return the state dicts FOUND in a file as the ranks of one model, each with its share of the tensors; None if
-    they are no such ranks: two or more with equal keys, sizes and types, in paths that differ in numbers alone
+    """Return the state dicts FOUND in a file as the ranks of one model, each with its share of the tensors. None if
+    they are no ranks: ranks are two or more, have equal keys, sizes and types, and paths that differ in numbers alone
     (`_in_order`).
 
     A tensor with equal values in all ranks, or without dimensions, is taken from the first. The shares of others are
     joined along the first dimension for which TARGET has a tensor of the joined sizes, whatever its key and the order
-    of its dimensions; if there is none, along dimension 0. It is a question, without options, if several dimensions
-    give sizes of TARGET, or else if the key is that of a fused projection (`qkv`).
+    of its dimensions; if there is none, along dimension 0. A joined tensor has a question, without options, if several
+    dimensions give sizes of TARGET, or else if its key is that of a fused projection (`qkv`).
     """
     ranks = _in_order(found)
     if not ranks:

@@ -192,13 +192,15 @@ def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | No
 
 
 def _fitting_ways(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> list[Way]:
-    """Return the ways to bring PIECE of SOURCE into torch's layout whose sizes are WANTED by the model; [the first way
-    of all] if none fits.
+    """Return the ways to bring PIECE of SOURCE into torch's layout that give it sizes WANTED by the model; if none
+    does, [the likeliest way]. [] if PIECE is to stay as it is stored:
 
-    [] in these cases: its role gives no way; two axes have one letter (heads in a dimension of their own), the model
-    has tensors of its sizes as stored, and the first way does not fit; only its name states the layout, and no way
-    fits; or only its name states it, the name is vague (`_is_vague`), and the other kernels show that names do not say
-    the layout (NAMES_HOLD is False).
+      - Its role gives no way.
+      - Two of its axes have one letter (heads in a dimension of their own), the model has a tensor of its sizes as
+        stored, and the likeliest way does not fit.
+      - Only its name states the layout, and no way fits.
+      - Only its name states it, the name is vague (`_is_vague`), and the other kernels of the file show that names do
+        not say the layout (NAMES_HOLD is False).
     """
     role, shape = _stated(piece), piece.shape
     found = _ways(source, piece)

@@ -14,14 +14,18 @@ _LAYERS = 4
 
 def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
     """Return the units of all blocks except the first, for each list of blocks in TARGETS of which SOURCES holds one
-    block only; [] if there is no such list. Blocks are in the order of their numbers.
+    block only; [] if there is no such list. Blocks are in the order of their numbers. In "ALBERT" (Lan et al., 2020)
+    all blocks share their weights. Compared with one block, every layer of the source has one partner; compared with
+    all, several.
 
-    In "ALBERT" (Lan et al., 2020) all blocks share their weights. Compared with one block, every layer of the source
-    has one partner; compared with all, several. A list counts if it has two or more blocks, all its blocks have equal
-    units by colour (sizes and kind), four or more, and the source has exactly as many units of each of these colours as
-    the target would have with one block. It does not count if the source has units of these colours with a number other
-    than 0 in their paths (a list of its own, with blocks missing), or if another list of the model, neither inside of
-    this list nor around it, has such units, too.
+    A list counts if all of these are true:
+
+      - It has two or more blocks, of four or more units each, and all have equal units by colour (sizes and kind).
+      - The source has exactly as many units of each of these colours as the target would have with one block of the
+        list.
+      - No unit of the source with one of these colours has a number other than 0 in its path (that of a list of its
+        own, with blocks missing).
+      - No other list of the model, neither inside of this list nor around it, has units of these colours.
     """
     blocks = _blocks(targets)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))

@@ -223,15 +223,16 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
-    """Return whether WEIGHT of ONE, a fused projection that OTHER has as a whole, too, is known to have another layout
-    there: one side stores its parts one after the other, and the other side head by head (or in another number of
-    heads), as both codes show, or the model's code and a sure name on the source's side, or the source's code and
-    torch, which defines the model's tensor.
+    """Return whether WEIGHT of ONE, a fused projection that OTHER has as a whole, too, is known to have its rows in
+    another order there. KIND is what the name of WEIGHT says.
 
-    The weights of OTHER with the sizes of WEIGHT are looked at in order. False at the first one that is not fused by
-    its name; and, unless both codes show it, at the first that has the path of WEIGHT, or is in a module with the same
-    contents (`_same_module`). True at the first one that shows such a conflict. False if there is neither. KIND is what
-    the name of WEIGHT says.
+    The weights of OTHER with the sizes of WEIGHT are looked at in order, until one decides; False if none does:
+
+      - False for one that is not fused by its name.
+      - True if both codes show the layout, and differ. If they agree, the next weight is looked at.
+      - False for one that has the path of WEIGHT, or is in a module with the same contents (`_same_module`).
+      - True if the model's code has a share of all parts in each head, and the name on the source's side surely means
+        one part after the other; or if the source's code has such shares, and torch defines the model's tensor.
     """
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
@@ -326,10 +327,15 @@ def _blocks_in_both(target: Piece, source: Piece, parts: int) -> bool:
 
 
 def _other_half(target: Piece, own: Fused | None, theirs: Fused | None) -> Reason | None:
-    """Return the reason to ask which half of TARGET is the gate: `ROWS_ARRANGED` for a tensor with three or more
-    dimensions above 1, `HALF_ARRANGED` for others. None if the names of both sides, OWN and THEIRS, surely say it; also
-    None for others whose code shows an open gate (`open_gate`), because another rule asks about these, and for a linear
-    layer of the model whose output the code neither gates nor divides into parts: `W12` is then one of a row of layers.
+    """Return the reason to ask which half of TARGET is the gate; None if there is nothing to ask. OWN and THEIRS are
+    what the names of both sides say. The first that applies:
+
+      - None if both names surely say which half it is.
+      - None for a linear layer whose output the model's code neither gates nor divides into parts: `W12` is then one of
+        a row of layers.
+      - `ROWS_ARRANGED` for a tensor whose key has three or more dimensions above 1.
+      - None if the model's code shows an open gate (`open_gate`), because another rule asks about it.
+      - Else `HALF_ARRANGED`.
     """
     if own and theirs and own.sure and theirs.sure:
         return None

@@ -213,10 +213,14 @@ def has_heads(kind: Fused) -> bool:
 
 
 def _halves(p: _Projection) -> Form | None:
-    """Return the form of a gate and its value, one after the other, or in as many shares as its code shows (P.seen),
-    without an open question if the name is sure; else with the question which is first, and the swapped order as the
-    other form. If code does something with it that does not show the halves (P.lost), it is asked whether the rows
-    alternate. None for queries, keys and values.
+    """Return the form of a gate and its value; None for queries, keys and values. The first that applies:
+
+    - For a target whose code does something with the output that does not show the halves (P.lost): one after the
+      other, with the question whether their rows alternate, which is the other form.
+    - If the name is sure (P.kind.sure): as its code shows (`_as_source_splits`), or else one after the other, without
+      an open question.
+    - Else: one after the other, or in as many shares as its code shows (P.seen), with the question which is first;
+      the other form has the swapped order.
     """
     if has_heads(p.kind):
         return None

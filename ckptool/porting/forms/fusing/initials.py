@@ -16,10 +16,10 @@ _Initials = dict[str, list[Piece]]
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
-    """Split each layer of ONE whose name has a word of first letters of layers that OTHER has in one module, with its
-    bias, into these layers: `qkvg_proj` into `q_proj`, `k_proj`, `v_proj`, `gate_proj` (`_form`). The first such word
-    of the name counts. A layer stays whole if OTHER has a layer with its name and sizes, or if its name is that of a
-    fused projection in the vocabulary (`qkv`), which other rules split.
+    """Split each layer of ONE, with its bias, if a word of its name spells the first letters of layers that OTHER has
+    in one module: `qkvg_proj` into `q_proj`, `k_proj`, `v_proj`, `gate_proj`. The first word of the name that does, and
+    whose layers fit by their sizes (`_forms`), counts. A layer stays whole if OTHER has a layer with its name and
+    sizes, or if its name is that of a fused projection in the vocabulary (`qkv`), which other rules split.
     """
     matrices = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) > 1 and not other.has(p)]
     wholes = [p for p in matrices if any(map(_spells, cut(p.last))) and fused_kind(p) is None]
@@ -36,9 +36,10 @@ def _spells(word: str) -> bool:
 
 
 def _initials(canon: Canon) -> list[_Initials]:
-    """Return, for each module of CANON that has matrices or kernels, first letter of a name -> the weights directly in
-    the module whose name begins with it, without words that more than half of them share (`_by_letter`). Of modules
-    with equal names and sizes, as the blocks of a deep model have, only the first is in the result.
+    """Return one dict for each module of CANON that has matrices or kernels directly in it: first letter -> those of
+    these weights whose names begin with it, after words that more than half of the names have are taken out
+    (`_by_letter`). Of modules with equal names and sizes, as the blocks of a deep model have, only the first has a
+    dict.
     """
     siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for p in canon.pieces.values():

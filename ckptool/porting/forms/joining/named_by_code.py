@@ -60,12 +60,16 @@ def parts_by_code(pieces: Sequence[Piece], wholes: Sequence[Piece], other: Canon
 
 
 def _divided(whole: Piece, dim: int | None) -> tuple[Part, ...]:
-    """Return the parts of WHOLE along the dimension DIM: if DIM holds its outputs (0; 1 for an embedding table; or
-    None), the parts into which code divides the output of WHOLE; else the tensors that code concatenates to its input.
+    """Return the parts of WHOLE along the dimension DIM that code shows. If DIM holds the outputs of WHOLE (0, but 1
+    for an embedding table; or None, for a stack), they are the parts into which code divides its output; else they are
+    the tensors that code concatenates to its input.
 
-    () if code does not do this, or if the sizes of the parts do not add up to the size of DIM. The sum is not looked at
-    for an input with a part of unknown size (0), and for an output all of whose parts have size 0 (each is a whole
-    member of the first dimension); but the latter is () for DIM 1, and if each head, or number, holds all parts.
+    () if code shows none, or if the sizes of the parts do not add up to the size of DIM, as for DIM None. The sum does
+    not matter in two cases:
+
+      - One of the inputs has an unknown size (0).
+      - All outputs have the size 0, because each is a whole member of the first dimension. But they are () if DIM is 1,
+        or if each head, or number, holds all parts (`layout_of`).
     """
     gives = 1 if whole.entry.how == "embedding" else 0
     given = dim in (gives, None)
