@@ -121,11 +121,14 @@ def _taker(
     filling: Filling, filled: Filled, t: Unit, s: Unit, role: str, weights: dict[str, Piece], placed: Sequence[Pair]
 ) -> _Taker | None:
     """Return what is known of the tensor ROLE of T, which FILLED fills from S, as one that takes concatenated branches.
+    None in each of these cases:
 
-    None if the model's forward pass does not show parallel branches (`facts.joined`; none if one feeds another, as in a
-    skip connection), if the last layer of a branch is not in WEIGHTS (key -> tensor of the model that is filled), or if
-    the tensor does not have as many channels (its second dimension; the first of a transposed convolution; the only one
-    of a vector) as all branches together.
+      - The model's forward pass does not show that it takes parallel branches (`facts.joined`; a branch that feeds
+        another one, as in a skip connection, is not parallel).
+      - The last layer of a branch is not in WEIGHTS, key -> tensor of the model that is filled.
+      - The tensor does not have as many channels (its second dimension; the first of a transposed convolution; the only
+        one of a vector) as all branches together.
+
     From PLACED, the pairs whose targets have a place in the graph of the model, come the layers that are registered
     first in each branch; from S, the order in the source's code, if it shows one.
     """

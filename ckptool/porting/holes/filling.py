@@ -284,13 +284,16 @@ _WITH_STATISTICS = frozenset({"running_mean", "running_var"})
 
 
 def _source_for(role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
-    """Return (expression for PIECE, the tensor ROLE of T, roles of S that it reads); None if there is none.
+    """Return (expression for PIECE, the tensor ROLE of T; roles of the pieces of S that it reads). The first that
+    applies:
 
-    If T and S are batch norms (both have a running mean and variance), and S lacks the weight or the bias, it is made
-    of ones or zeros, which read no role: Keras stores neither with `scale=False` or `center=False`, and torch neither
-    with `affine=False`. Else, if both units have one piece, PIECE is made from the piece of S, whatever its role; else
-    a bias is made as `_bias_for` says, and any other tensor from the piece of S with this role. None, too, if more than
-    sizes of 1 differ.
+      - T and S are batch norms (both have a running mean and variance), and S lacks the weight or bias: ones or zeros,
+        and []. Keras stores neither with `scale=False` or `center=False`, and torch neither with `affine=False`.
+      - Both units have just one piece: that of S, whatever its role.
+      - A bias: as `_bias_for` says.
+      - Any other tensor: the piece of S with this role.
+
+    None if S has no such piece, or if the sizes of the two differ in more than sizes of 1.
     """
     if role in ("weight", "bias") and role not in s.pieces and t.pieces.keys() & s.pieces.keys() >= _WITH_STATISTICS:
         zeros = ex.zeros(*piece.shape)

@@ -221,18 +221,20 @@ def segments(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[U
 
 def shared(pairs: Sequence[Pair], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
     """Yield proposals that use one layer of the source for several blocks of the model: for `h.1.fc` and `h.2.fc` of
-    TARGETS, copies of the source of the paired `h.0.fc`. Two paths are like here if they are equal but for components
-    that are numbers.
+    TARGETS, copies of the source of the paired `h.0.fc`. Here, two units are alike if they have one colour, and equal
+    paths but for components that are numbers.
 
-    A unit of TARGETS gets them if it has a number in its path, and a paired unit T of the model has its colour and a
-    path like its own. The source S of that pair has to be the only one of SOURCES with its colour and a path like its
-    own; or as many pairs as there are such sources have one of them as their source, but only the pair of T has it for
-    a target with a path like that of T (`t_embed.0` and `t_embed.2` fill `h.0.fc1` and `h.0.fc2`). Only tensors of
-    equal sizes, of roles that all three units have, are proposed.
+    A unit of TARGETS with a number in its path gets them if a paired unit T of the model is alike, and one of these is
+    true of the source S of T:
 
-    The question is open, unless the source's code answers it: if that runs S as often as the model has such units, once
-    for the pair and once for each of TARGETS with this colour and a like path. If no such unit is paired, words in the
-    names may say of which layer the copies are (`_shared_by_name`).
+      - S is alike to none of the other SOURCES.
+      - There are as many pairs whose sources are S or alike to it as there are such sources, and only one of these
+        pairs has a target with the path of T, but for numbers: `t_embed.0` and `t_embed.2` fill `h.0.fc1` and
+        `h.0.fc2`.
+
+    Only tensors of equal sizes, of roles that all three units have, are proposed. The question is open, unless the
+    source's code answers it: if that runs S once for the pair and once for each of TARGETS that is alike. For a unit
+    without such a pair, words in the names may say of which layer it is a copy (`_shared_by_name`).
 
     Args:
         pairs: the pairs so far. The first of several like pairs counts.

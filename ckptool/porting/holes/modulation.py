@@ -23,9 +23,10 @@ from .filling import Change, Filled, Filling
 
 def doubt_modulation(filling: Filling) -> None:
     """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
-    parts (`_doubt_order`). If both forward passes show the order, the parts are exchanged if the orders differ, and
-    kept if not, without a question. Else nothing is done if the source has the keys of all parameters of the model
-    (`same_names`), or for pairs of one name or the same code (`Filling.written_once`).
+    parts (`_doubt_order`). If both forward passes show which is first, the parts are exchanged (`_exchanged`) if the
+    codes differ in that, and kept if not, without a question; the order of further parts does not count. Else nothing
+    is done if the source has the keys of all parameters of the model (`same_names`), or for pairs of one name or the
+    same code (`Filling.written_once`).
 
     If the model was not traced, and the source lacks the key of some parameter of the model, a pair is asked about if
     all of these are true: the name of T or of S is one for scale and shift (`_first_by_name`); the weight of T has 2,

@@ -129,9 +129,10 @@ class _Rows:
         return True
 
     def are_known_to_agree(self) -> bool:
-        """Return whether the source is not known to pair otherwise (`_differ`), and has the model's code (`same_code`,
-        by equal keys) or names that surely mean the model's pairing. False if the source has the keys of all parameters
-        of the model (`same_names`), unless its forward pass shows its pairing.
+        """Return whether the rows may be kept without a question: nothing shows that the source pairs them in another
+        way than the model (`_differ`), and it has the model's code (`same_code`, by equal keys) or names that surely
+        mean the model's way. False if the source has the keys of all parameters of the model (`same_names`), and its
+        forward pass does not show how it pairs the rows.
         """
         if self._shown_in_source() is None and self.filling.same_names:
             return False

@@ -81,12 +81,14 @@ def _average_in_source(filling: Filling, filled: Filled, kept: Sequence[str]) ->
 
 
 def _of_wrappers(filling: Filling) -> None:
-    """Fill each tensor of the model without a source that a wrapper of a layer holds, from the tensor of this role and
-    of equal sizes that the layer itself holds in the source; or the other way round: `rnn.weight_hh_l0_raw` from
-    `rnn.module.weight_hh_l0_raw`. The layer is any unit that fills another one, and a unit is its wrapper if it has one
-    of the paths of `_wrappers`. The source's tensor must not be read by what fills other holes. Each of the two tensors
-    has to fit no other one: what is around several layers wraps none of them. Weights and biases are left out, because
-    both a wrapper and its layer may have one. No question is asked.
+    """Fill tensors that one side stores in a layer, and the other side in a wrapper of the layer:
+    `rnn.weight_hh_l0_raw` of the model from `rnn.module.weight_hh_l0_raw` of the source, or the other way round. The
+    layer is a unit that fills another one, or is filled; a unit is its wrapper if it has one of the paths of
+    `_wrappers`. No question is asked.
+
+    The two tensors have one role, other than weight and bias, which both a wrapper and its layer may have, and equal
+    sizes. That of the model is not filled, and that of the source is not read by what fills other holes. Each of the
+    two fits no other one: what is around several layers wraps none of them.
     """
     cells = filling.matcher.cells
     targets, sources = ({unit.path: unit for unit in side} for side in (cells.targets, cells.sources))

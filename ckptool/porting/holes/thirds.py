@@ -29,7 +29,8 @@ def doubt_thirds(filling: Filling) -> None:
     size with three different names, because the source's code may have another order of these parts. Parts of fused
     projections (q, k, v) and a scale with a shift get none: other rules know them (`_are_thirds`).
 
-    - THIRDS, with the five other orders of the rows as options, unless both codes give the same names to the parts.
+    - THIRDS, with the five other orders of the rows as options, unless both codes give the parts the same names in the
+      same order.
     - HALVES_BESIDE_THIRDS, with the other order of the halves as the option, for layers in the module (`_module_of`) of
       a layer that got THIRDS, if they take two concatenated tensors of one size (then of their columns), or else if the
       model's code cuts their output into two parts of one size (of their rows). Code with its own order of thirds may
