@@ -39,9 +39,9 @@ class Way(NamedTuple):
         return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
 
     def apply(self, e: Expr, shape: Shape) -> Expr:
-        """Return the expression that brings E, with the sizes SHAPE, into torch's layout: it merges neighbouring axes
-        of one letter, permutes, merges inputs and outputs of a depthwise kernel, and reverses the dimensions of space
-        that are larger than 1 if they are mirrored.
+        """Return the expression of E, which has the sizes SHAPE, in torch's layout, with the sizes that `shape` gives:
+        its axes in the order of `order`, neighbouring axes of one letter as one dimension, inputs and outputs of a
+        depthwise kernel as one, and, if the way is mirrored, its dimensions of space reversed.
         """
         axes, sizes = "", list[int]()
         for letter, n in zip(self.axes, shape, strict=True):

@@ -170,12 +170,12 @@ class Branches:
         self, name: str, path: tuple[str, ...], branches: tuple[str, str], *, kept: bool, known: Mapping[bool, bool]
     ) -> None:
         """Count in `_kept` that the two BRANCHES of the module PATH keep the order NAME (KEPT), or reverse it (not
-        KEPT): for modules of this kind, for all modules, and for these two branches.
+        KEPT): for these two branches, for modules of this kind, and for all modules.
 
-        There is one count for look-alikes in a numbered list (True in KNOWN), and one for others (False). KNOWN says
-        for each whether another couple has confirmed the order already; then it is not counted there that these two
-        keep it, only that they reverse it. Modules of one kind are one choice of the code, however many there are: the
-        same answer for the same branches counts once. The count for the two branches themselves has every call.
+        The count for the two branches has every call. The others have the same answer about the same two branches in
+        modules of one kind only once, because these are one choice of the code. Of each of the others there is one
+        count for look-alikes in a numbered list (True in KNOWN), and one for others (False); KNOWN says for which
+        another couple has confirmed the order already, so that only a reversal is counted there.
         """
         kind, both = self._kind[path], sorted(branches)
         choice = (name, kind, *both, kept)

@@ -148,8 +148,8 @@ def _why_turned(source: Canon, kernels: Sequence[Piece], plain: Counter[Shape]) 
 
 
 def _is_transposed(piece: Piece) -> bool | None:
-    """Return whether code uses the kernel PIECE in a transposed convolution: whether the function that takes it first
-    is one, or the class of its module. None if neither is known to be a convolution.
+    """Return whether code uses the kernel PIECE in a transposed convolution, by the name of the function that takes it
+    first, or by the class of its module. None if neither of the two names is one for a convolution.
     """
     how, module = piece.entry.how, piece.entry.module
     if "conv" in how or "Conv" in module:

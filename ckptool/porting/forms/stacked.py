@@ -326,9 +326,9 @@ def _is_stack_of_matrices(piece: Piece) -> bool:
 
 
 def _is_fused_here_only(piece: Piece, stacks: Sequence[Piece]) -> bool:
-    """Return whether the stack PIECE of matrices is fused by its name, and STACKS, those of the other side, have one
-    with as many layers that is not fused, with the sizes of a part of PIECE in either layout, and none with the sizes
-    of PIECE.
+    """Return whether the stack PIECE of matrices is fused on its own side only: its name is that of a fused projection;
+    one of STACKS, those of the other side, has as many layers, no such name, and the sizes of a part of PIECE, also
+    transposed; and none of STACKS has the sizes of PIECE.
     """
     apart = {p.shape[1:] for p in stacks if p.shape[0] == piece.shape[0] and fused_kind(p) is None}
     is_fused = fused_kind(piece) is not None and bool(_fused_ways(piece, apart))

@@ -8,6 +8,8 @@ The words of this package, beside those of `ckptool.porting`:
                  (`Filling.same_code`).
     shown        said of what the forward pass of a side shows (`facts` of the entries of its signature), if it was
                  traced.
+    answered     said of a question that is not open, because the source's code shows the answer (`Filled.learn`).
+    plain        said of a tensor or an expression: as it was before the rule that is described changed it.
     ask          add an open question to what fills a hole, mostly with another expression as its option.
     exchange     fill a hole with the option of a question, and make the expression before it the option.
     change       make another expression of what fills a hole, and of all options of its questions.

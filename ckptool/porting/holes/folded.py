@@ -92,8 +92,8 @@ class FoldedNorm:
     reason: Reason = Reason.FOLDED_NORM
 
     def become(self, filling: Filling, scale: Unit) -> None:
-        """Fill SCALE, a unit of the model with a weight and a bias, with what the norm multiplies and adds, with one
-        question about each of the two. The layer before the norm stays as it is.
+        """Fill weight and bias of SCALE, a unit of the model, with what the norm multiplies and adds, with one question
+        about each, and with the norm as their source. The layer before the norm stays as it is.
         """
         one, zero = ex.shift(ex.zeros(*scale.main.shape), 1.0), ex.zeros(*scale.main.shape)
         asked: list[Question[Expr]] = [ask(Reason.NORM_AS_SCALE, f"{self.eps_or_usual():g}")]

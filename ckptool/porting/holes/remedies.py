@@ -270,8 +270,8 @@ def _fewer(wanted: Shape, have: int, x: Expr) -> dict[str, Expr]:
 
 
 def _ways(asked: Question[Expr], expr: Expr) -> dict[str, Expr]:
-    """Return rule -> expression, for the question ASKED by `_of_channels` about EXPR. Its texts name the rule that made
-    EXPR, by what this rule does, and those that made the options.
+    """Return rule -> the expression that it made, for the question ASKED by `_of_channels` about EXPR: the rule of EXPR
+    first, then those of the options. The texts of the question name them.
     """
     have, wanted, done, others = asked.named
     first = next(rule for rule, words in RULES.items() if words.format(have=have, wanted=wanted) == done)

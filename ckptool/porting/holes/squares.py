@@ -227,8 +227,9 @@ class _OfLayer:
         return self.own.shape[-1] == self.own.shape[-2]
 
     def has_open_layout(self) -> bool:
-        """Return whether nothing states the layout of the tensor of the file: neither its place or name, nor a step,
-        nor code that takes rows of it.
+        """Return whether nothing states the layout of the tensor of the file. All of these have to be true: no step
+        changed it (its expression is a copy); the file does not state its layout (`placed`); its name does not say that
+        inputs are first (`kernel`); and the source's code does not look up rows of it.
         """
         stated = self.own.placed or self.own.leaf in table().inputs_first or self.own.entry.how == "embedding"
         return self.own.expr.is_copy and not stated
@@ -251,8 +252,8 @@ class _OfLayer:
         return self.piece.entry.how in _NORMALIZES
 
     def of_graph(self) -> bool:
-        """Return whether the matrix is that of a graph convolution: the model stores inputs first, under a name for
-        convolutions.
+        """Return whether the matrix is that of a graph convolution: the model stores it with inputs first, and its name
+        in the file is one for convolutions (`conv1`, `convs.0`).
         """
         name = cut(kin(self.own).removesuffix("s"))
         return self.turned and label(table().group("purpose"), name) == "conv"

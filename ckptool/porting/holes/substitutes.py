@@ -239,8 +239,9 @@ def _is_one_way(filling: Filling, expr: Expr, question: Question[Expr]) -> bool:
 
 
 def _cuts_patches(t: Unit, s: Unit) -> bool:
-    """Return whether T is a linear layer over patches, as the model's code shows, and S a kernel with as many numbers
-    for each of as many outputs. False if the words of their names exclude each other.
+    """Return whether T is a linear layer over patches, as the model's code shows, and S is a kernel of four or more
+    dimensions with as many outputs, and as many numbers for each output as T has columns. False if the words of their
+    names exclude each other.
     """
     own, theirs = t.main.shape, s.main.shape
     if not t.main.entry.facts.pixels or len(theirs) < 4 or hard_conflict(t.words, s.words):

@@ -146,8 +146,9 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 
 def _are_blocks(layout: Layout, parts: int, sizes: Sequence[int]) -> bool:
-    """Return whether code takes each of PARTS parts, of SIZES rows or of equally many, as a block of LAYOUT; one of
-    them may be what is left. True if LAYOUT does not say which blocks code takes.
+    """Return whether code takes the parts of a projection as blocks of LAYOUT, one after the other. There are PARTS
+    parts, of SIZES rows, or of equally many if SIZES is empty; together they have all rows of LAYOUT, and each but one,
+    which may be what is left, is a block that code takes. True if LAYOUT does not say which blocks code takes.
     """
     if not layout.rows:
         return True
