@@ -234,9 +234,9 @@ def _path_and_role(
 ) -> tuple[tuple[str, ...], str]:
     """Return (path of the module, role there) of ENTRY with the path SPLIT, by its last component (`role_of`).
 
-    But a tensor with two or more dimensions above 1 whose last component ends with `_bias` is a "weight" with its whole
-    path, if there is a module with the name before `_bias`, or no other name in its module begins so: it is a table
-    that is added, of relative positions, say. SIBLINGS has path of a module -> names in it, of modules and tensors.
+    But a tensor with two or more dimensions above 1 that is called `NAME_bias` is a "weight" with its whole path, a
+    table that is added (of relative positions, say), if there is a module `NAME` beside it, or nothing else beside it
+    has a name that begins with NAME. SIBLINGS has path of a module -> names in it, of modules and tensors.
     """
     beside = siblings[split[:-1]]
     path, role = role_of(split, beside)

@@ -218,9 +218,9 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 
 
 def _heads(target: Canon) -> dict[Shape, int]:
-    """Return {sizes of the weights for keys of attentions in the model: number of heads into which its code splits the
-    keys, 0 if it does not show it}. {} if these weights have several sizes, or if no name in the model says that it is
-    for keys. If the code shows several numbers, that of the last weight counts.
+    """Return {sizes of the weights for keys in the model: number of heads into which its code splits the keys}. The
+    number is 0 if the code does not show it, and that of the last weight if it shows several. {} if the weights have
+    several sizes, or if no weight of the model is one for keys by its name.
     """
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
     found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}

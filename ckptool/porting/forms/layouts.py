@@ -54,10 +54,14 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
 
 
 def _is_stored_turned(piece: Piece) -> bool:
-    """Return whether the tensor PIECE has inputs first: the forward pass multiplies with it so, and it has two or more
-    dimensions; or it is called `kernel` (`_is_called_kernel`). False for an embedding, and for a tensor of three or
-    more dimensions of which an einsum shows that each is of inputs or of outputs (a projection with heads). A table
-    that a product with `one_hot` looks up (`_as_tables`) has inputs first only if the product takes its columns.
+    """Return whether the tensor PIECE has inputs first, in one of two cases:
+
+      - The forward pass multiplies with it so, and it has two or more dimensions. This does not count for a tensor of
+        three or more of which an einsum shows that each is of inputs or of outputs (a projection with heads). For a
+        table that a product with `one_hot` looks up (`_as_tables`), the product has to take its columns instead.
+      - It is called `kernel` (`_is_called_kernel`).
+
+    False for the weight of an `Embedding`.
     """
     facts = piece.entry.facts
     of_heads = len(piece.shape) > 2 and {*facts.dims} == {"input", "output"}
@@ -370,11 +374,11 @@ def _turn_by_order(source: Canon, target: Canon, matrices: Sequence[Piece]) -> N
 
 
 def _said(piece: Piece, target: Canon) -> bool | None:
-    """Return whether tensors of the target with the name of PIECE, a matrix of the source, have its sizes reversed
-    (True) or as they are (False). The name is the last component of the path.
+    """Return whether tensors of the target with the last name of PIECE, a matrix of the source, have its sizes reversed
+    (True) or as they are (False).
 
-    If such tensors have neither, or some the one and some the other, those count that are, by their names, the same
-    part of a feed-forward block as PIECE (gate, up, down). None if these do not show it either.
+    If none of them has either, or they have both, the tensors that are by their names the same part of a feed-forward
+    block as PIECE (gate, up, down) are looked at in the same way. None if these do not show it either.
     """
     group = table().group("neck")
     word = label(group, piece.words)

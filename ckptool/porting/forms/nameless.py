@@ -50,12 +50,12 @@ def named_by_position(source: Signature, target: Signature) -> tuple[Signature, 
 
 
 def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
-    """Return MAPPING, of a file without names, with an open question at each mapped entry whose tensor only its place
-    in the file tells from another one. The question names one such other key of TARGET, and has no options.
+    """Return MAPPING, of a file without names, with an open question at each mapped entry whose tensor might as well be
+    that of another key. The question names the first such key of TARGET, and has no options.
 
-    Two tensors are so alike if they have equal sizes, the same last component of their keys and one block, and their
-    layers may be parallel (`_beside`): no layer takes the output of the other, so code may register them in any order.
-    If the forward pass was not followed, their layers have to be in one module, and not be numbered.
+    Two tensors may be exchanged if they have equal sizes, the same last component of their keys and one block, and
+    their layers may be parallel (`_beside`): no layer takes the output of the other, so code may register them in any
+    order. If the forward pass was not followed, their layers have to be in one module, and not be numbered.
     """
     alike: dict[object, list[Entry]] = defaultdict(list)
     for made in mapping.having("mapped"):

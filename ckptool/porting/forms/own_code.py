@@ -72,12 +72,13 @@ def _ways(
 
 
 def _below_prefixes(code: Mapping[str, Shape], file: Mapping[str, Shape], skipped: int) -> _Found:
-    """Return key of CODE -> prefix (components) -> key of FILE that consists of this prefix and the name of the key of
-    CODE, and has its sizes; None in its place if FILE has two such keys. A key of CODE that FILE does not have has {}.
+    """Return key of CODE -> prefix (components, at most seven) -> key of FILE, for each prefix below which FILE has a
+    key with the name and sizes of the key of CODE: `conv1.weight` -> ("encoder",) -> `encoder.conv1.weight`. If there
+    are two below one prefix, None is in place of the key of FILE. A key of CODE that FILE does not have has {}.
 
-    Prefixes have at most seven components. Names are compared as `_words` gives them; the name of a key of CODE is the
-    key, or, below a prefix where FILE does not have this, the key without wrappers around all keys of CODE (`module.`);
-    or, if SKIPPED is not 0, the key without so many first components.
+    Names are compared as `_words` gives them. The name of a key of CODE is the whole key, or, below a prefix where FILE
+    does not have this, the key without wrappers around all keys of CODE (`module.`). If SKIPPED is not 0, it is the key
+    without so many first components instead.
     """
     ends: dict[_Path, list[tuple[_Path, str]]] = {}
     for key in file:

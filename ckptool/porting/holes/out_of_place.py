@@ -357,10 +357,10 @@ def _in_other_parts(pairs: Sequence[Pair]) -> Iterator[_Asked]:
 
 
 def _in_twins(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
-    """Yield a question about each pair (T, S) if all other units in the module of T have their partners in one module
-    of the source, and S is in a twin of that module: one that holds units of the same names for two or more of these
-    partners, which have no partner themselves (an average, the other branch of a pair). The question names that module
-    and S.
+    """Yield a question about each pair (T, S) if the partners of all other units in the module of T are in one module
+    of the source, and S is in a twin of that module. The twin has units without a partner, under the same paths inside,
+    for two or more of these partners: that of an average, or the other branch of a pair. The question names the module
+    of the partners and S.
     """
     spare = {unit.path for unit in filling.matching.unpaired(1)}
     partners: dict[Path, list[Unit]] = defaultdict(list)

@@ -59,8 +59,8 @@ def take_apart(canon: Canon, piece: Piece, form: Form) -> None:
 
 
 def merge_parts(canon: Canon, held: Mapping[int, Piece], whole: Piece, form: Form) -> None:
-    """Replace HELD (number of a part of FORM -> its piece) in CANON by WHOLE, of which they are parts, as FORM says.
-    Parts that HELD lacks are zeros.
+    """Replace the pieces HELD, number of a part of FORM -> its piece, in CANON by one piece WHOLE, in which the parts
+    are arranged as FORM says. Zeros take the place of parts that HELD lacks.
     """
 
     def together(*exprs: Expr) -> Expr:
@@ -88,8 +88,8 @@ def _parts(piece: Piece, form: Form) -> list[Piece]:
 
 
 def _in_rival(piece: Piece, form: Form, index: int) -> Expr | None:
-    """Return the part of PIECE that has the name of part number INDEX of FORM, cut as the other form (`FORM.rival`)
-    says; None if FORM has no other form.
+    """Return the expression of the part of PIECE that has the name of part number INDEX of FORM, if PIECE is cut as the
+    other form (`FORM.rival`) says; None if FORM has no other form.
     """
     if form.rival is None:
         return None

@@ -171,10 +171,10 @@ def _plan_of_vectors(inner: _Inner, plan: _Plan) -> _Plan:
 
 def _plan_of_layer(inner: _Inner, sizes: SizeCounts) -> _Plan | None:
     """Return how to join single layers of the members of a list: each matrix or kernel that two or more members have,
-    in equal sizes, if the other side has exactly one tensor of the joined size and none of the size of a member's, and
-    this side has no other tensors of either size (`SizeCounts.only_whole`). The biases are joined in the same way, if
-    each of these members has one, as long as the layer has rows. None if there is no such layer. INNER and the result
-    are as in `plan_of_list`.
+    in equal sizes. This side must have no other tensors of this size, and none of the joined size; the other side
+    exactly one of the joined size, and none of this size (`SizeCounts.only_whole`). The biases are joined in the same
+    way, if each of these members has one, as long as the layer has rows. None if there is no such layer. INNER and the
+    result are as in `plan_of_list`.
     """
     plan: _Plan = {}
     for (path, role), members in inner.items():
@@ -206,9 +206,9 @@ def _parents(one: Canon, other: Canon, sizes: SizeCounts) -> dict[_Path, set[_Pa
 
 def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
     """Return whether the weights inside of each member of the list HEAD can be joined with each other, and weights with
-    the same names can also be joined in some module outside of the list: one whose path does not begin with HEAD, where
-    other numbers in the path make no difference. INNER has the tensors of the list; PARENTS has names -> paths of the
-    modules in which such weights can be joined (`_parents`).
+    the same names also in some module outside of the list. A module is outside if its path does not begin with HEAD,
+    numbers in the path left out of account. INNER has the tensors of the list; PARENTS has names -> paths of the
+    modules in which weights with these names can be joined (`_parents`).
     """
     members = _modules(inner)
     own = template(head)
