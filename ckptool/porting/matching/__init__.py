@@ -15,6 +15,11 @@ The words of this package, beside those of `ckptool.porting`:
     series            paths that differ in one number: `blocks.{}.norm1`.
     block             a module in a numbered list of modules with equal contents (`layers.3`).
     order             the order of registration, of execution, or of the numbers in names.
-    word, label       a part of a name (`q`, `proj`), and what it means ("query"): `words` has the vocabulary. For
+    word, label       a part of a name (`queries`, `proj`), and what it means ("q"): `words` has the vocabulary. For
                       `Cells.split`, a label is any value that means the same on both sides.
+    group             of words, each with a label. The labels of a hard group (query, key and value) exclude each other:
+                      names with different labels are no partners. Those of a soft group (norm, head) may be.
+    contents          of a module: how many units of each colour it holds, at any depth.
+    rank              the place of a unit among its look-alikes, from 0, in an order or by the numbers in their paths.
+    told              a unit by a rule: the rule split the unit off from its look-alikes, and the unit noted that.
 """

@@ -28,7 +28,7 @@ DoubtOf = Callable[[Unit, Unit, "list[Unit]", "list[Unit]"], "Question[Unit] | N
 
 class Cells:
     """All units of two sides, grouped in cells: a cell holds the units of both sides that may still be partners. At
-    first, all units of one colour are in one cell.
+    first, all units of one colour are in one cell. Each unit has the number of its cell (`Unit.cell`).
 
     Attributes:
         targets, sources: the units.
@@ -275,7 +275,7 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
 
 
 def said(group: Group, item: _Worded, _: bool) -> str | None:
-    """Return the label ("query") that the words of ITEM, a unit or scope, have in GROUP; None if they have none. For
-    `Cells.split`, which also says whether the item is of the target; that does not count.
+    """Return the label ("q") that the words of ITEM, a unit or scope, have in GROUP; None if they have none. The last
+    argument has no effect: `Cells.split` passes whether the item is of the target.
     """
     return label(group, item.words)

@@ -30,8 +30,8 @@ class Unit:
         pieces: role -> its tensor in the common form.
         colour: the shape of its main tensor, without sizes of 1, and its kind (`_colour`). Partners have equal colours.
         order: its place in the state dict.
-        used: its place in the order of execution, or None if that is not known.
-        turn: its place in the order of execution among the units of its side only, or None.
+        used: its place in the order of execution, which counts keys as `order` does; None if that is not known.
+        turn: its place in the order of execution, from 0, which counts the units of its side; None if not known.
         words: the words of its names.
         cell: the number of the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
@@ -95,8 +95,9 @@ class Unit:
         self.questions = joined(self.questions, question)
 
     def exchange(self, rule: str, kind: Kind) -> None:
-        """Note that RULE exchanged the partner of this unit with that of a look-alike, for evidence of KIND alone: this
-        is its only evidence afterwards, since what told it from its look-alikes told it from the new partner, too.
+        """Note that RULE gave this unit, of the target, the source of a look-alike: `evidence` is one piece of KIND
+        afterwards, and `told` one step of RULE, with two sources possible before it and one after it. What was noted
+        before spoke for the old source, and is dropped. The pair itself is changed by the caller.
         """
         self.evidence = [Evidence(kind)]
         self.told = [Told(rule, str(self.evidence[0]), 2, 1, ())]
@@ -344,8 +345,8 @@ _KINDS = ("norm", "conv")
 
 
 def related(t: Unit, s: Unit) -> bool:
-    """Return whether the names of T and S have an equal label in a group of words, or name the same part of a
-    projection ("query").
+    """Return whether the names of T and S have an equal label in a group of words, hard or soft, or name the same part
+    of a fused projection (`part_label`: "q", "gate").
     """
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
         return True
@@ -353,15 +354,15 @@ def related(t: Unit, s: Unit) -> bool:
 
 
 def label_of(unit: Unit, group: str) -> str | None:
-    """Return the label ("query") that the name of UNIT has in the group called GROUP ("attention"); None if
-    it has none.
+    """Return the label ("q") that the words of UNIT have in the group called GROUP ("attention"); None if they have
+    none.
     """
     return label(table().group(group), unit.words)
 
 
 def tables_of_words(t: Unit, s: Unit) -> bool:
-    """Return whether the name of S says that it is a word table, and the model looks up rows of T, whose name says this
-    as well or says nothing of an embedding.
+    """Return whether T and S are word tables: the name of S has the label "token" in the group "embedding", the model
+    looks up rows of T, and the name of T has that label, too, or none in this group.
     """
     looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
     return looked_up and label_of(s, "embedding") == "token"
@@ -385,7 +386,9 @@ def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
 
 
 def parts_around(path: Sequence[str]) -> list[Path]:
-    """Return the paths of the blocks around the module PATH, the outermost first; [] if there are none."""
+    """Return the paths of the blocks around the module PATH, the outermost first: `h.3` and `h.3.mlp.0` for
+    `h.3.mlp.0.fc`. PATH itself is not among them, and [] if there are none.
+    """
     return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdecimal()]
 
 
