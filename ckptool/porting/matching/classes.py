@@ -31,16 +31,16 @@ class Classes:
         self._places = {**_places(cells.targets), **_places(cells.sources)}
 
     def split(self) -> bool:
-        """Split open cells by paths inside of modules of one class, which are modules with equal paths of units in them
-        (`_places`; files have them, too): units are partners if certain pairs show that their paths inside of their
-        modules belong together (`_relations`). Return whether any cell was split.
+        """Split open cells by the paths of units inside of modules of one class (modules whose units have equal paths,
+        `_places`): if certain pairs show that `left` in blocks of the target belongs to `a` in blocks of the source,
+        the units `left` of a cell get a new cell with its units `a`. Return whether any cell was split.
 
-        A class of the target and one of the source are tried if each path of the target's class that certain pairs show
-        belongs to one path of the source's class, and the reverse, and there are two such paths or more. The path of a
-        unit is that inside of the outermost module of the class around it. Only cells with equally many units of both
-        sides in modules of the two classes are split. The first such couple of classes that splits a cell ends the
-        search. The targets that have a label then, and evidence of the kind CLASS, note (class of the target, class of
-        the source) -> path inside of the source's module in `settled`.
+        A class of the target and one of the source are tried if certain pairs show two or more paths of the target's
+        class (`_relations`), and each of these belongs to just one path of the source's class, and the reverse. The
+        path of a unit is that inside of the outermost module of the class around it. Only cells with equally many units
+        of both sides in modules of the two classes are split. The first couple of classes that splits a cell ends the
+        search. Then those targets of these cells whose path belongs to one, and that have evidence of the kind CLASS,
+        note in `settled`: (number of the target's class, number of the source's class) -> path in the source's module.
         """
         open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
         for kinds, relation in self._relations().items():

@@ -207,8 +207,8 @@ def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
     the opposite order, 0 if neither. Both are number -> member.
 
     If several members take the output of a level, directly or through others, the one that the model runs first counts.
-    0 if no member takes the output of some level, if one member counts for two levels, if a member and a level share
-    layers, if the numbers neither all rise nor all fall together, or if there is only one level.
+    0 if there is a level whose output no member takes, if one member counts for two levels, if a member and a level
+    share layers, if the numbers neither all rise nor all fall together, or if there is only one level.
     """
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0

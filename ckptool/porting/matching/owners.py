@@ -46,9 +46,9 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """Return the unit among OTHERS, of the other side, for UNIT, which is named after a part of its module
-        (`norm_attn` after `attn`, see `_named_after`): the one whose path has the longest beginning in common with the
-        module around the partners of this part. OF_TARGET says which side UNIT is of.
+        """Return the partner among OTHERS, units of the other side, of UNIT, a norm that is named after a part of its
+        module (`norm_attn` after `attn`, see `_named_after`): the one of OTHERS whose path has the longest beginning in
+        common with the module around the partners of this part's layers. OF_TARGET says which side UNIT is of.
 
         None if UNIT is named after no part, or if no layer of the part is in a certain pair (vectors do not count). If
         several of OTHERS are equally near: None for a UNIT of the target, and the result of `_beside_in_use` for one of
@@ -78,10 +78,10 @@ class Owners:
         return _part(unit, self._parts[of_target].get(unit.path[:-1], {}))
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """Return the norm of NORMS that belongs to PART by the order of execution. NORMS and PART are units of the
-        target. If the unit that the model runs first in their block is a vector, it is the norm that runs last before
-        all of PART; else the norm that runs first after all of PART. None if there is no such norm, or if NORMS and
-        PART are not known to run in one block (`_run_in_one_block`).
+        """Return the one of NORMS that belongs to PART, units of the target like NORMS, by the order of execution. If
+        the unit that the model runs first in their block is a vector, norms come before their parts here, and the
+        result is the one of NORMS that runs last before all of PART; else it is the one that runs first after all of
+        PART. None if there is none, or if NORMS and PART are not known to run in one block (`_run_in_one_block`).
         """
         if not _run_in_one_block(norms, part):
             return None
