@@ -42,7 +42,7 @@ def namesakes(one: Canon, other: Canon) -> set[Name]:
 
 
 def _fits(piece: Piece, namesake: Piece | None) -> bool:
-    """Return whether there is a NAMESAKE, and it has the sizes of PIECE."""
+    """Return whether NAMESAKE is not None, and has the sizes of PIECE."""
     return namesake is not None and namesake.shape == piece.shape
 
 

@@ -43,9 +43,9 @@ class Naming:
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit, s: Unit) -> bool:
-        """Return whether T and S, the units of a pair, have unequal paths, and T has no unit of the source with an
-        equal path (see `exact`), or one only below a different prefix. A prefix that only one side has does not count
-        as different.
+        """Return whether T and S, the units of a pair, have unequal paths, and one of two is true: `exact` does not
+        have T, or the two prefixes that it has for T are different, and neither is (). So `encoder.fc` for `fc` is not
+        renamed, and `encoder.fc` for `backbone.fc` is.
         """
         found = self.exact.get(id(t))
         return t.path != s.path and (found is None or (found[0] != () != found[1] and found[0] != found[1]))
@@ -139,13 +139,13 @@ class Naming:
     def by_other_blocks(self) -> bool:
         """Split cells by decided pairs at the same place elsewhere: if `h.{}.a` is always paired with `layers.{}.b`,
         and neither with anything else, the units `h.{}.a` of a cell get a new cell with its units `layers.{}.b`, if
-        these are equally many; their numbers are not compared. Also by pairs of other modules: if `conv1` is always
-        paired with `first` in modules whose layers have the same names. `_places_in_blocks` has these ways; the first
-        that splits a cell ends the search. Return whether any cell was split.
+        these are equally many; their numbers are not compared. If that splits nothing, by last names: if `conv1` is
+        always paired with `first` in modules whose layers have the same names, and neither with anything else
+        (`_places_in_blocks`). Return whether any cell was split.
 
-        If a new cell is a pair, and a decided pair at the same place has a doubt, all units of the old cell get a
-        question: the first open one of the last such pair, with sources of the old cell as options in place of its own
-        (`cells.Cells.split`).
+        If a new cell is a pair, and a decided pair at the same place has a doubt, this pair is a guess, too: all units
+        of the old cell get the question that the last such decided pair has (its first open one), with sources of the
+        old cell as options in place of its own (`Cells.split`).
         """
         for (own, theirs), pairs in self._places_in_blocks():
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
@@ -404,7 +404,9 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
 def _doubt_about(
     own: _Places, doubtful: Mapping[Hashable, Question[Unit]], t: Unit, *_: object
 ) -> Question[Unit] | None:
-    """Return the question in DOUBTFUL about the place that T has in OWN, without its options; None if there is none."""
+    """Return the question that DOUBTFUL (place -> question) has for the place of T, without its options; None if it has
+    none. OWN has `id` of a target -> its place. The other arguments, of `cells.DoubtOf`, have no effect.
+    """
     found = doubtful.get(own[id(t)])
     return None if found is None else found.about()
 

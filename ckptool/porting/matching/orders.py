@@ -89,21 +89,22 @@ class Orders:
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
         """Return `id` of a unit -> rank of the numbers in its path, from 0, for TARGETS and SOURCES, the units of a
-        cell; equal ranks are partners. None if `units.number_ranks` returns None (the paths of a side do not all have
-        equally many numbers, or all have the same; or the sides do not have equally many units of a rank). If
-        TARGETS, or SOURCES, are of several series (paths without numbers), its result as it is, or None if the numbers
-        around them count otherwise (`_counted_otherwise`).
+        cell; equal ranks are partners. None if there are no such ranks. The first of these that fits decides:
 
-        But if the forward pass is known, TARGETS are in several outermost lists, and SOURCES of one series with one
-        number each, whose order in the file means nothing or is that of the numbers, then the result is that of
-        `_counted_in_use` alone, which ranks TARGETS by use: the numbers of several lists say nothing of each other, and
-        the source counts through all layers.
+        - The forward pass is known, TARGETS are in several outermost lists, and SOURCES of one series with one number
+          each, whose order in the file means nothing or is that of the numbers: the result of `_counted_in_use`, which
+          ranks TARGETS by use. The source counts through the layers of all these lists.
+        - `units.number_ranks` returns None (the paths of a side do not all have equally many numbers, or all have the
+          same; or the sides do not have equally many units of a rank): None.
+        - TARGETS, or SOURCES, are of several series (paths without numbers): the ranks of `number_ranks`, or None if
+          the numbers around them count otherwise (`_counted_otherwise`).
+        - Decided pairs are of the two series: they show (`counted`) that the ranks of `number_ranks` hold, or that
+          those of SOURCES are to be counted from the highest number down. None if they contradict both.
+        - Else the ranks of `number_ranks`; but those of SOURCES from the highest number down if the forward pass and
+          the names show it (`Levels.against` is -1), or other series in the list of TARGETS do (`_others_turned`). In
+          that case the lists around all these units are added to their `backwards`.
 
-        Else decided pairs of the two series show whether the sources are ranked from the highest number down
-        (`counted`). Without such pairs, they are if the forward pass and the names show it (`Levels.against` is -1), or
-        if other series in the list of TARGETS do (`_others_turned`); then the lists around all these units are also
-        added to their `backwards`. None, too, if the decided pairs contradict both ways to count, or if the sources are
-        ranked from the highest number down and two units of a side have the same numbers.
+        None in place of ranks from the highest number down if two units of a side have the same numbers.
         """
         lists = {row for u in targets for row, _ in rows(u.path)[:1]}
         counts = _of_one_series(sources) and all(len(u.numbers) == 1 for u in sources)
@@ -137,9 +138,10 @@ class Orders:
 
     def _counted_otherwise(self, targets: list[Unit], sources: list[Unit]) -> bool:
         """Return whether the numbers in the module around TARGETS and in that around SOURCES count in different orders:
-        of the couples of decided pairs there, with as many numbers in their paths as TARGETS and SOURCES, more have
-        their numbers in opposite orders on the two sides than in one order. `compress1`, `dw2` and `dw4` of one side
-        count otherwise than `branch2.0`, `branch2.1` and `branch1.0`, their partners.
+        of the couples of decided pairs there, with as many numbers in their paths as the first of TARGETS and of
+        SOURCES, more have their numbers in opposite orders on the two sides than in one order. `compress1`, `dw2` and
+        `dw4` of one side count otherwise than `branch2.0`, `branch2.1` and `branch1.0`, their partners. False if there
+        are no such couples, or equally many of both kinds.
         """
         own, theirs = around([u.path for u in targets]), around([u.path for u in sources])
         sizes = len(targets[0].numbers), len(sources[0].numbers)
@@ -205,10 +207,10 @@ class Orders:
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
         """Return whether RANKS (`id` of a unit -> rank of its numbers) pair TARGETS and SOURCES in another way than
         their orders do: the first of TARGETS in the order of execution with the first of SOURCES in the order of
-        registration, and so on.
+        registration, and so on. If the forward pass is not known, TARGETS are in the order of registration instead.
 
-        If the forward pass is not known, the order of registration of TARGETS counts, or the result is False if they
-        are all of one series. False, too, if the order of the source's keys means nothing.
+        False if the order of the source's keys means nothing; and if the forward pass is not known and TARGETS are all
+        of one series.
         """
         if not self.sequences.ordered:
             return False
@@ -560,7 +562,9 @@ class Orders:
         return sum(compared) / len(compared) if compared else 1.0
 
     def _places_in(self, name: str) -> tuple[dict[int, int], ...]:
-        """Return (`id` of a target -> its place, `id` of a source -> its place) in the order NAME."""
+        """Return (`id` of a target -> its place, `id` of a source -> its place) in the order NAME, from 0. NAME is
+        one of `Sequences.all`.
+        """
         if name not in self._places:
             sides = next(sides for other, *sides in self.sequences.all() if other == name)
             self._places[name] = tuple({id(u): place for place, u in enumerate(side)} for side in sides)
@@ -648,7 +652,7 @@ def _counted_as_stored(sources: list[Unit]) -> bool:
 
 
 def _counted_in(unit: Unit) -> tuple[Path, int]:
-    """Return (the path of UNIT without numbers, how many numbers it has), equal for members of one list."""
+    """Return (`series` of UNIT, how many numbers its path has), which is equal for members of one list."""
     return series(unit), len(unit.numbers)
 
 
