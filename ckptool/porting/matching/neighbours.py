@@ -124,6 +124,7 @@ class _Row:
             self._beside[side][id(t), id(s)] = t, s
 
     def _is_open(self, t: Unit, s: Unit) -> bool:
+        """Return whether T and S are in one open cell."""
         return t.cell == s.cell and t.cell not in self._cells.pair_of
 
     def found(self) -> Iterable[tuple[Kind, list[Pair]]]:

@@ -180,8 +180,8 @@ class Scopes:
 
     def counts_back_beside(self, own: Series, theirs: Series) -> bool:
         """Return whether certain pairs show that the two sides count some list from opposite ends, and this list is in
-        the same module as OWN in the target, and in the same module as THEIRS in the source. OWN and THEIRS are a
-        series of the target and one of the source.
+        the module around OWN in the target, and in that around THEIRS in the source. OWN and THEIRS are a series of the
+        target and one of the source. The certain pairs are those at the first call since `pair` ran.
         """
         if self._counted is None:
             self._counted = Ways((t.path, s.path) for t, s in self.cells.certain())
@@ -420,8 +420,9 @@ class Scopes:
         return self._ways.label(scope.path, is_target)
 
     def split(self) -> bool:
-        """Split cells by the innermost pair of scopes around each unit: partners are in partner scopes. If that splits
-        nothing, by the second innermost, then by the third. Return whether any cell was split.
+        """Split cells by the innermost pair of scopes around each unit, since partners are in partner scopes. If that
+        splits no cell, split them by the second innermost, and if that splits none either, by the third. Return whether
+        any cell was split.
         """
         evidence = Evidence(Kind.SCOPE)
         return any(self.cells.split(evidence, partial(self._scope_label, depth=depth)) for depth in range(3))
@@ -637,8 +638,8 @@ def _begins(path: Path, other: Path) -> bool:
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
-    """Return the number of words, without words for containers, that the paths of T and S share, plus the number of
-    labels that they share.
+    """Return how many words, other than words for containers, the paths of T and S share, whole or abbreviated, plus in
+    how many groups of words they have the same label.
     """
     said = [labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)]
     return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
