@@ -3,6 +3,14 @@
 Two pairs of look-alikes in one block can be swapped, and no shape shows it. Names, words and the orders of both sides
 are weighed here once more, each order only as far as it is reliable in this block. If nothing supports a pair against
 its swap, or something supports the swap, the pair gets a question with the source of the other pair as its option.
+
+The words of this package, beside those of `ckptool.porting` and `matching`:
+
+    for, against  evidence is for two pairs if it supports them as they are, and for their swap (against the pairs) if
+                  it supports the pairs with their sources exchanged. Some evidence excludes a swap.
+    names         words of names, and what else tells pairs apart without orders and numbers (`by_names`).
+    company       the certain pairs near two pairs (`in_company`): they have common names, numbers or places with one.
+    reliable      said of an order, 0 to 1: the share of couples of pairs that keep it (`concordance`).
 """
 
 from __future__ import annotations
@@ -113,7 +121,7 @@ def _weigh_block(swaps: Swaps, pairs: list[Pair], found: list[tuple[Pair, Pair, 
 
     If the result is None or False, both pairs get the question COMPANY_FOR_SWAP if the certain pairs show that the
     swapped pairs would be right (`in_company`); not if names or tensors exclude the swap (`by_names` is "sure",
-    `held_so`).
+    `held_so`), nor if one of the two is a certain pair itself, since that speaks against each swap of it.
     """
     left = [(one, other, why) for one, other, why in found if why and not swaps.contents.fit_only_so(one, other)]
     while True:

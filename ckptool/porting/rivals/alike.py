@@ -62,9 +62,13 @@ def in_doubt(swaps: Swaps) -> set[int]:
 
 
 def across_blocks(swaps: Swaps) -> list[Swap]:
-    """Return (pair, pair, question) for look-alikes in different blocks: names are for their swap (`_by_names`, also
-    some couples in one block), neighbours are (`_by_company`, likewise), or there is a question about it, and their
-    places do not tell them apart (`_by_places`). Couples may come several times.
+    """Return (pair, pair, question) for each two look-alikes in different blocks of which one of these is true:
+
+    - names are for their swap (`_by_names`): NAMES_FOR_SWAP;
+    - the other pairs of their blocks are for it (`_by_company`): COMPANY_FOR_SWAP;
+    - there is a question about it (`Swaps.reason`), and their places do not tell them apart (`_by_places`).
+
+    The first two also have some couples in one block. A couple may come several times. Nothing is asked.
     """
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_places(swaps)]
 
@@ -135,8 +139,8 @@ def _run_alone(pairs: Iterable[Pair], side: int) -> list[Pair]:
 
 
 def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
-    """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes whose names are for the swap (`by_names`, soft words
-    not counted).
+    """Yield (pair, pair, question NAMES_FOR_SWAP) for look-alikes whose names are for the swap (`by_names` without SOFT
+    is "against").
 
     Pairs of one kind have equal paths apart from numbers. Of each two kinds, only the first pairs are compared, if they
     are in different blocks. If their names are for it, each pair of one kind is yielded with the first of the other,

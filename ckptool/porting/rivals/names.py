@@ -84,10 +84,10 @@ _DIRECTIONS = frozenset({"in", "out"})
 
 
 def _only_directions(one: Pair, other: Pair) -> bool:
-    """Return whether "in" and "out" are the only words that tell ONE from OTHER, two pairs. These words say where a
-    layer is in its block. A word tells them apart if the target and the source of one pair have it, and the target or
-    the source of the other pair lacks it. This is asked of the pairs as they are and of their swap, and one of the two
-    is enough. False if no word tells them apart.
+    """Return whether "in" and "out", which say where a layer is in its block, are the only words that tell the pairs
+    ONE and OTHER apart: as they are, or with their sources exchanged (one of the two is enough). A word tells two pairs
+    apart if the target and the source of one pair have it, and neither unit of the other pair does. False if no word
+    tells them apart.
     """
     sides = [[telling_words(pair[side].path) for pair in (one, other)] for side in (0, 1)]
     (t, t2), (s, s2) = ((a - b, b - a) for a, b in sides)
