@@ -27,15 +27,16 @@ _BETWEEN = "the source's code runs it between the same layers"
 
 
 def settle_by_flow(matching: Matching) -> None:
-    """Answer the questions about which of several look-alikes a target is, for each pair of MATCHING whose two units
-    have the same place in the graphs of both codes, if no look-alike has this place (`_alone`). The pairs settled so
-    help to settle others, until no more are. If a pair is settled so, the question from which end blocks are counted
-    (topic COUNT) is answered for all pairs with known places whose two units are in the two blocks of that pair. Then
-    also confirm pairs that only their shape made (`_confirm_in_the_middle`).
+    """Answer the questions about which of several look-alikes a target is (topics ORDER, PARTS, COUNT and SWAP), for
+    each pair of MATCHING whose two units have the same place in the graphs of both codes, if no look-alike has this
+    place (`_alone`). The pairs settled so help to settle others, until no more are. Then also confirm pairs that only
+    their shape made (`_confirm_in_the_middle`).
 
-    Two kinds of pairs are left as they are: those with a unit whose place in its graph is not known; and those of a
-    shape and kind of which some unit without a partner, on either side, has a known place. Nothing is done if the
-    places are known of more than 1500 pairs.
+    If a pair is settled so, the question from which end blocks are counted (topic COUNT) is also answered for each pair
+    with known places whose target has the same block as the target of that pair, and whose source the same block as its
+    source; units outside of all blocks have one block here. Else two kinds of pairs are left as they are: those with a
+    unit whose place in its graph is not known; and those of a colour of which some unit without a partner, on either
+    side, has a known place. Nothing is done if the places are known of more than 1500 pairs.
     """
     free = {unit.colour for side in (0, 1) for unit in matching.unpaired(side) if unit.flow is not None}
     placed = [pair for pair in matching.pairs if all(unit.flow is not None for unit in pair)]
@@ -124,7 +125,7 @@ def pair_by_flow(matching: Matching) -> bool:
 
 
 def _contradicted(sides: Sequence[_Graph], roles: Sequence[Sequence[str]], sources: Sequence[int]) -> bool:
-    """Return whether some target has another role in an attention than its source (ROLES, see `_roles`), or comes after
+    """Return whether any target has another role in an attention than its source (ROLES, see `_roles`), or comes after
     other layers: the sources of the units before it in the target's graph are not exactly the units before its source
     in the source's graph. SIDES has (graph of the target, graph of the source); SOURCES has, for each unit of the
     target, the number of its source in the source's graph.

@@ -109,14 +109,14 @@ class Swaps:
         return found
 
     def run_apart(self, one: Pair, other: Pair) -> bool:
-        """Return whether both codes run just the same one of the pairs ONE and OTHER, and names are not for the swap
-        (`by_names`).
+        """Return whether both codes run both units of one of the pairs ONE and OTHER and neither unit of the other
+        pair, and names are not for the swap (`by_names`). False if one of the two codes was not followed.
         """
         return self._ran(one, other) == {(True, True), (False, False)} and by_names(one, other) != "against"
 
     def _ran(self, *pairs: Pair) -> set[tuple[bool, ...]]:
-        """Return, for each of PAIRS, whether the model runs the target, and whether the source's code runs the source.
-        The set is empty if one of the two codes was not followed.
+        """Return the set of (whether the model runs the target, whether the source's code runs the source) of PAIRS:
+        two equal results are one member. It is empty if one of the two codes was not followed.
         """
         return {tuple(unit.used is not None for unit in pair) for pair in pairs} if self._followed else set()
 
