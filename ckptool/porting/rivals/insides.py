@@ -27,7 +27,7 @@ class Contents:
         self.see_runs(matching.pairs)
 
     def see_runs(self, pairs: Iterable[Pair]) -> None:
-        """Update where modules of the source run, after PAIRS have changed."""
+        """Take PAIRS, all pairs as they are now, in place of earlier ones: `run_only_so` looks at these."""
         self._used = [pair for pair in pairs if pair[0].used is not None]
         self._runs: dict[tuple[Path, Path, Hashable], tuple[_Run, _Run]] = {}
 

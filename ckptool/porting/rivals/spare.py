@@ -69,8 +69,8 @@ def doubt_beside_spares(matching: Matching) -> None:
 
 
 def _places(unit: Unit) -> tuple[Hashable, Hashable]:
-    """Return the two values by which look-alikes without a partner are looked up: one is equal for look-alikes in one
-    block, and one for look-alikes with one last name.
+    """Return ((colour, block of UNIT), (colour, last name of UNIT)), by which look-alikes without a partner are looked
+    up: the first is equal for look-alikes in one block, the second for those with one last name.
     """
     return (unit.colour, block_of(unit.path)), (unit.colour, unit.last)
 
@@ -122,8 +122,8 @@ def _related(t: Unit) -> tuple[Path, Path]:
 
 
 def _called_like(t: Unit, shared: Sequence[Path], source: Unit, names: _Names) -> bool:
-    """Return whether another target than T that has one of SHARED in common has a source that is called like SOURCE,
-    but for numbers. NAMES is as `_names` returns it.
+    """Return whether a related target other than T has a source that is called like SOURCE, but for numbers. SHARED has
+    what such targets have in common with T (see `_related`): one of it is enough. NAMES is as `_names` returns it.
     """
     return any(names[one][series(source)] - {id(t)} for one in shared)
 
