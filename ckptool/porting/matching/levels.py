@@ -37,8 +37,9 @@ class _Part:
 
 
 class Levels:
-    """The numbered lists of both sides with more than one member, and which numbered list of the model takes, member by
-    member, the outputs of which other list.
+    """The numbered lists of both sides with more than one member. It answers whether a list of the model is numbered
+    against the levels that it takes, lists of the model whose outputs its members take one by one, and whether a list
+    is numbered or run from its other end.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -89,9 +90,10 @@ class Levels:
         return followed and len(members) == len(others) and _of_sizes(own) != _of_sizes(theirs)
 
     def _opposite_levels(self, own: Row) -> list[dict[int, _Part]]:
-        """Return the lists of the model, each as number -> member, whose outputs the members of the list OWN take one
-        by one, in the opposite order (`_takes` is -1). [] if there are none. Left out are lists with the path of OWN
-        apart from numbers, with more members than OWN or more than 12, or whose members take each other's outputs.
+        """Return the levels of the list OWN that are numbered in the opposite order: lists of the model, each as number
+        -> member, whose outputs the members of OWN take one by one (`_takes` is -1). [] if there are none. A list is
+        left out if it has the path of OWN apart from numbers, more members than OWN, more than 12, or members that take
+        each other's outputs.
         """
         members = self._lists[True][own]
         return [

@@ -649,12 +649,14 @@ class Matcher:
         """Return those of PAIRS whose target T is a new head, which the source S only fits by its shape. Only pairs of
         different names (`_strangers_among_namesakes`) are looked at; the others of PAIRS are called known here.
 
-        T is a new head if the names of T and S exclude each other (a class token and a mask token), or if the model
-        runs T after the targets of all known pairs (`_turn`). If the names of any known pair are not equal
-        (`Naming.renamed`), the second reason only counts if T and S are vectors behind layers without partners
-        (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`). The second reason never
-        counts if the source's code runs S after the sources of all known pairs, unless both heads go on with layers
-        without partners only (`_goes_on_alone`): then these are different heads.
+        T is a new head if the names of T and S exclude each other (a class token and a mask token), or if all of these
+        are true:
+
+        - The model runs T after the targets of all known pairs (`_turn`).
+        - The source's code is not known to run S after the sources of all known pairs; or it does, and both T and S go
+          on with layers without partners only (`_goes_on_alone`).
+        - The names of all known pairs are equal (`Naming.renamed` is False); or T and S are vectors behind layers
+          without partners (`_behind_new`), or are both in modules without other decided pairs (`in_unused_parts`).
         """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
@@ -787,14 +789,18 @@ def _of_no_head(unit: Unit) -> set[str]:
 
 
 def _renamed_parts(pairs: Sequence[Pair], free_sources: Sequence[Unit]) -> dict[Path, Path]:
-    """Return part of the source -> other part, for each part that may be another network in the model than in the
-    source: the source has a layer of the same path in both parts (`text.layers.0.norm1`, `vision.layers.0.norm1`), and
-    the layer in the first part is paired with a target of another last name. The other part has four or more pairs, all
-    targets of which have the paths of their sources, from the name of the part on, at the end of their own
-    (`vision.layers.0.norm1`); no target of the first part has. One of FREE_SOURCES, units of the source without a
-    partner, is in the first part: what fits as a whole is no accident. If several other parts fit, the last one counts.
+    """Return part of the source -> other part of it, for each part that may be another network in the model than in the
+    source, as the model keeps the names of the other part only. Parts are the modules directly below the common
+    beginning of the paths of all sources in PAIRS (`text` and `vision`). All of these are true:
 
-    Parts are the modules directly below the common beginning of the paths of all sources in PAIRS.
+    - The source has a layer of the same path in both parts (`text.layers.0.norm1`, `vision.layers.0.norm1`), and that
+      in the first part is paired with a target of another last name.
+    - The other part has four or more pairs, and each of their targets has at its end the path of its source from the
+      name of the part on (`model.vision.layers.0.norm1`). No target of the first part has.
+    - One of FREE_SOURCES, units of the source without a partner, is in the first part: what fits as a whole is no
+      accident.
+
+    If several other parts fit, the last one counts.
     """
     start = common_start([s.path for _, s in pairs])
     parts: dict[Path, dict[Path, Unit]] = defaultdict(dict)
@@ -881,10 +887,12 @@ def _by_exact_sizes(targets: list[Unit], sources: list[Unit]) -> None:
 
 
 def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
-    """Return SOURCES without running averages (EMA). A unit is left out if its name marks it as an average
-    (`is_average`), the module around it directly holds a unit with a tensor of the same stored sizes that is no average
-    (the original, of which the common form may be transposed; if there are several, all have one colour), and SOURCES
-    have more units of the colour of the original than TARGETS, averages of such originals included.
+    """Return SOURCES without running averages (EMA) of other tensors. A unit is left out if all of these are true:
+
+    - Its name marks it as an average (`is_average`).
+    - The module around it directly holds its original: a unit that is no average, with a tensor of the same stored
+      sizes (its common form may be transposed). If there are several, all have one colour.
+    - SOURCES have more units of the colour of the original than TARGETS, if averages count as of this colour.
     """
     originals: dict[tuple[Path, Shape], set[tuple[Shape, str]]] = defaultdict(set)
     for u in sources:

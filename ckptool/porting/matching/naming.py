@@ -391,8 +391,8 @@ def _last_names(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
-    """Return `id` of a unit -> (its last name, the set of last names of all UNITS in its module whose main tensors have
-    as many dimensions).
+    """Return `id` of a unit -> (its last name, the set of the last names of all UNITS directly in its module, itself
+    included, whose main tensors have as many dimensions as its own).
     """
     beside: dict[tuple[Path, int], set[str]] = defaultdict(set)
     for unit in units:
