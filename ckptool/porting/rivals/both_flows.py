@@ -71,7 +71,7 @@ def _confirm_in_the_middle(placed: Sequence[Pair], sides: Sequence[_Graph], look
     own, theirs = sides
 
     def nearest(graph: _Graph, at: int) -> tuple[set[int], set[int]]:
-        """Return the units directly before the unit AT, and those directly behind it."""
+        """Return (numbers of the units directly before the unit AT in GRAPH, numbers of those directly behind it)."""
         before, behind = graph.before[at], graph.behind[at]
         inner = {n for one in before for n in graph.before[one]}, {n for one in behind for n in graph.behind[one]}
         return set(before) - inner[0], set(behind) - inner[1]

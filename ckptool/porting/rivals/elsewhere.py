@@ -19,14 +19,15 @@ _Kinds = tuple[Path, Path]
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
-    """Exchange the sources of look-alikes in each block of the target that holds a doubtful pair, if blocks of its
-    kind show which layer of a block belongs to which layer of the source's block (`_settle_block`).
+    """Exchange the sources of look-alikes in each block of the target that holds a doubtful pair, if the certain pairs
+    of all blocks of its kind, itself included, show which path in such a block belongs to which path in its counterpart
+    (`_settle_block`). If `fc1` is always paired with `up` there, a doubtful `fc1` gets `up` of the counterpart.
 
     Blocks are here all modules whose names have a digit. The counterparts of a block are the blocks of the source that
-    hold all sources of its pairs. Blocks whose paths are equal apart from digits, with counterparts of which this is
-    true, too, are of one kind. It is shown if the certain pairs of all blocks of a kind, one or more, put each path
-    within the block at one path within the counterpart, and back. The innermost counterpart of which it is shown is
-    used.
+    hold all sources of its pairs. Two blocks are of one kind if their paths are equal apart from digits, and those of
+    their counterparts, too. Nothing is exchanged if there are no certain pairs in blocks of the kind, or if one of
+    their paths belongs to two paths, on either side. If that can be done with several counterparts of a block, the
+    innermost is taken.
     Args:
         pairs: (target, source), changed in place.
         doubtful: the `id` of each target whose pair may be swapped; the others are the certain pairs.

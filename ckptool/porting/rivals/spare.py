@@ -76,8 +76,8 @@ def _places(unit: Unit) -> tuple[Hashable, Hashable]:
 
 
 def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
-    """Return the words that two or more sources without a partner share, and no source of a pair has: `decoder`, if
-    the model has the encoder of an autoencoder alone.
+    """Return the words that are at least twice in the names of `free_sources`, and in that of no source of a pair:
+    `decoder`, if the model has the encoder of an autoencoder alone.
     """
     left = Counter(word for unit in matching.free_sources for word in unit.words)
     used = {word for _, s in matching.pairs for word in s.words}
