@@ -104,9 +104,9 @@ class Levels:
 
     def _counts_by_levels(self, theirs: Row, levels: list[dict[int, _Part]]) -> bool:
         """Return whether names show that the list THEIRS of the source is numbered by levels: its numbers are parts of
-        names (`stage3`), and there is another list of the source whose numbers are parts of names, too, which has the
-        same numbers as THEIRS, and whose members have the same contents (units of each colour) as those of one of
-        LEVELS, lists of the model, in any order.
+        names (`up3`), and so are those of another list of the source (`stage3`) that is the levels, with the same
+        numbers as THEIRS, and with members that have the contents of the members of one of LEVELS, lists of the model,
+        in any order.
         """
         numbers = self._lists[False].get(theirs, {}).keys()
         looks = [Counter(_in_turn(members)) for members in levels]

@@ -459,7 +459,7 @@ class Orders:
         before_s, after_s = self.sequences.neighbours(sources)
 
         def same(a: object, b: object) -> bool:
-            """Return whether A and B, two neighbours ("edge" at an end, None if there is none), match."""
+            """Return whether A and B match: neighbours of T and S, "edge" at an end, None if the order lacks T or S."""
             if not isinstance(a, Unit) or not isinstance(b, Unit):
                 return a == b == "edge"
             if a.cell == b.cell:

@@ -270,14 +270,19 @@ class Scopes:
                     unit.ask(doubt)
 
     def _from_the_other_end(self, targets: Sequence[Scope], chosen: Sequence[Scope]) -> list[Scope] | None:
-        """Return CHOSEN, the partners of TARGETS, with some lists of the source turned: of the members of such a list
-        that are in CHOSEN, the one with the lowest number changes places with the one with the highest, and so on. None
-        if no list is turned, or if the path of a target does not have exactly one number.
+        """Return CHOSEN, the partners of TARGETS in their order, with some outermost lists of the source turned: of the
+        members of a turned list that have scopes in CHOSEN, the lowest exchanges its scopes with the highest, each for
+        the one with the same path in the member, and so on. None if no list is turned, or if the path of a target does
+        not have exactly one number.
 
-        A list is turned if its numbers neither rise nor fall along the numbers of their targets, but do if it is
-        turned. Pairs that were made before count, too, if their source is in this list and their target has the path of
-        TARGETS apart from digits. A list stays without such a pair, and if a scope has no counterpart with the same
-        path in the other member. Sources with one number in their path stay.
+        A list is turned if all of these are true:
+
+        - There are pairs that were made before, with the source in this list, and with a target that has the path of
+          TARGETS apart from digits.
+        - Together with these pairs, the numbers of the list neither rise nor fall along the numbers of the targets; but
+          they do if the list is turned.
+        - Each of its scopes has a counterpart. Sources with fewer than two numbers in their paths stay, and do not
+          count.
 
         If `blocks.5` is paired with `up.2.attn`, and `blocks.15` with `up.0.block`, then `blocks.4` and `blocks.6` get
         scopes in `up.2`, not in `up.1`.
