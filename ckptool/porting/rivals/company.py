@@ -155,11 +155,11 @@ class Anchors:
         self._words: tuple[dict[str, set[str]], dict[str, set[str]]] = defaultdict(set), defaultdict(set)
 
     def near(self, one: Unit, other: Unit) -> list[Pair]:
-        """Return those of the certain pairs whose targets may be nearer to one of ONE and OTHER, two units of the
-        target, than to the other one, in their order. Such a target shares a feature (`_features`) with one of the two
-        that the other one lacks; a word may be abbreviated, and a place in the order of execution may be the one before
-        or after. Where equal numbers may count for one of the two only (`counted_alike`), features of both count, too.
-        All certain pairs if they are at most 32.
+        """Return those of the certain pairs, in their order, whose targets may be nearer to ONE than to OTHER, or the
+        reverse, which are two units of the target; all certain pairs if they are at most 32. A target may be nearer to
+        one if it shares a feature (`_features`) with it that the other one lacks: the feature itself, an abbreviation
+        of a word, or the next place in the order of execution. Where equal numbers may count for one of the two only
+        (`counted_alike`), features of both count, too. So the result may have pairs that are nearer to neither.
         """
         if len(self._pairs) <= _ALL:
             return self._pairs

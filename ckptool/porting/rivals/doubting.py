@@ -31,12 +31,12 @@ def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Answer the questions about orders and about equal parts of each pair whose swap with each of its look-alikes is
-    excluded (`_answer`).
+    """Answer the open questions of the topics ORDER and PARTS about each pair of MATCHING whose swap with each of its
+    look-alikes is excluded (`_answer` says which pairs stay as they are).
 
-    Contents exclude a swap for both topics (`fit_only_so`). For orders, so do names, numbers, places, modules or orders
-    (`Swaps.excluded`), or certain neighbours for the pairs and not for the swap (`in_company`; two are needed for
-    pairs in different blocks). For parts, so does all that makes `Swaps.reason` None: an order alone does not count.
+    Contents exclude a swap for both topics (`fit_only_so`). For ORDER, so do names, numbers, places, modules or orders
+    (`Swaps.excluded`), and certain neighbours for the pairs and not for the swap (`in_company`; two are needed for
+    pairs in different blocks). For PARTS, so does all that makes `Swaps.reason` None: an order alone does not count.
     """
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
@@ -63,9 +63,8 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
 def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
     """Answer the open questions of TOPIC about the target of each pair of MATCHING if EXCLUDED(pair, other) is true for
-    each other pair of look-alikes of it: no swap with any of them is possible. Without other look-alikes the questions
-    are answered, too. A pair is left as it is if a unit of its shape and kind, on either side, has no partner, or if
-    more than 64 pairs have them.
+    each other pair of its colour, since no swap is possible then; also if there is no other pair. A pair is left as it
+    is if any unit of its colour, on either side, has no partner, or if more than 64 pairs are of this colour.
     """
     others = {unit.colour for side in (0, 1) for unit in matching.unpaired(side)}
     alike = by_look(matching.pairs)
