@@ -136,3 +136,42 @@ def test_a_number_that_divides_is_a_factor_and_one_that_is_subtracted_is_not_kno
 
     facts = signature_of(Changed(), inputs=(torch.zeros(2, 4),)).entries["w"].facts
     assert (facts.plus, facts.times) == (plus, times)
+
+
+class Routed(torch.nn.Module):
+    """Queries that a rotary embedding turns, then a choice of experts, twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.gates = torch.nn.ModuleList(torch.nn.Linear(8, 4) for _ in range(2))
+
+    def forward(self, x):
+        angles = torch.outer(torch.arange(x.shape[1]).float(), torch.ones(4)).repeat(1, 2)
+        for query, gate in zip(self.queries, self.gates, strict=True):
+            q = query(x)
+            one, other = q.chunk(2, -1)
+            q = q * angles.cos() + torch.cat([-other, one], -1) * angles.sin()
+            weights, chosen = torch.topk(gate(q @ q.mT @ q), 2)
+            x = x + q * weights.softmax(-1).sum(-1, keepdim=True) + chosen.float().mean()
+        return x
+
+
+def test_layers_behind_a_choice_of_experts_are_seen_to_be_rotated():
+    told = signature_of(Routed(), inputs=(torch.zeros(2, 3, 8),))
+    assert [told.entries[f"queries.{n}.weight"].facts.rotary for n in (0, 1)] == ["half", "half"]
+
+
+def test_after_a_note_that_fails_it_is_not_known_how_layers_are_rotated(monkeypatch):
+    see, calls = Channels.see, []
+
+    def fails(self, call, *given):
+        calls.extend([call.name] if call.name == "topk" else [])
+        if calls:
+            raise KeyError("a mistake")
+        return see(self, call, *given)
+
+    monkeypatch.setattr(forward_pass, "strict", False)
+    monkeypatch.setattr(Channels, "see", fails)
+    told = signature_of(Routed(), inputs=(torch.zeros(2, 3, 8),))
+    assert [told.entries[f"queries.{n}.weight"].facts.rotary for n in (0, 1)] == ["half", "unknown"]

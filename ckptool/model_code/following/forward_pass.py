@@ -60,6 +60,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
         self.uses: Uses = {}
         self._alive: list[Any] = []
         self._budget = Budget()
+        self._seen = 0  # how many parameters were used before a note failed
         self._blind = False  # whether a note has failed; the calls after it are run, and not noted
         self._channels = Channels(buffers)
         self._moved = Moved()
@@ -110,7 +111,7 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
             except Exception:  # a note that fails must not cost what the rest of the pass shows
                 if strict:
                     raise
-                self._blind = True
+                self._blind, self._seen = True, len(self.uses)
         return call.result
 
     def _observe(self, call: Call) -> None:
@@ -202,8 +203,12 @@ class Follower(TorchFunctionMode):  # type: ignore[misc]
     def finish(self) -> None:
         """Set, after the forward pass, the facts in `uses` that only the whole pass shows: `flow`, `joined`, `place`,
         `bypasses`, `input`, `beside_gate`, `by_sigmoid`, `opens`, `gate`, `added`, `attends`, `gates`, `hidden`,
-        `parts`, `takes`, `neighbours` and `unflattened`; and `flattened`, where no call has set it. Other facts stay.
+        `parts`, `takes`, `neighbours` and `unflattened`; and `flattened`, where no call has set it. Others stay. If
+        a note failed, and layers before that are rotated, it is not known how the later ones are ("unknown").
         """
+        if self._blind and self.rotary:
+            for use in list(self.uses.values())[self._seen :]:
+                use.facts.rotary = use.facts.rotary or "unknown"
         bypasses = self._bypasses.found()
         gates = self._cells.gates()
         unflattened, beside_maps = self._feature_maps.unflattened(), self._feature_maps.beside_maps()

@@ -195,7 +195,8 @@ def _numbered(call: Call) -> torch.Tensor | None:
 def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
     """Return the rows in the result of CALL, or in each of its results, by ROWS, those in its tensors (by id; other
     tensors hold none). None if an element would hold more than two, or if elements are moved to where another tensor
-    says (`x[index]`). A function that is not known here counts as one of each element, if it keeps the sizes.
+    says (`x[index]`). A function that is not known here counts as one of each element, if it keeps the sizes, and has
+    one result.
     """
     held = [rows[id(one)] for one in call.tensors if id(one) in rows]
     if call.name in _MOVES:
@@ -219,6 +220,8 @@ def _rows_after(call: Call, rows: Mapping[int, torch.Tensor]) -> Any:
         return both if both is None else both.reshape(call.result.shape)
     if call.name in PRODUCTS:
         return _summed(call, rows)
+    if not isinstance(call.result, torch.Tensor):
+        return None  # several results of a function that is not known here, such as `topk`
     found = held[0]
     for other in held[1:]:
         both = _united(*torch.broadcast_tensors(found, other))

@@ -158,7 +158,7 @@ def _merge_spectral_norms(source: Canon, target: Canon) -> None:
         return
     for w in [p for p in source.pieces.values() if p.role == "weight_orig"]:
         u, v = (source.pieces.get(w.name.beside(role)) for role in ("weight_u", "weight_sv"))
-        if u is None or v is None:
+        if u is None or v is None or 0 in w.shape:
             continue
         fitting = [
             d for d in range(min(2, len(w.shape))) if (*u.shape, *v.shape) == (w.shape[d], prod(w.shape) // w.shape[d])

@@ -214,7 +214,7 @@ class Filling:
         the model has in the module OWN, and at least 6 of them. Both paths are given by their components. The result
         is kept for the next call with these modules.
         """
-        prefixes = ".".join(own) + ".", ".".join(theirs) + "."
+        prefixes = ".".join((*own, "")), ".".join((*theirs, ""))
         if prefixes not in self._compared:
             below, beside = (
                 {key[len(prefix) :] for key in keys[bisect_left(keys, prefix) : bisect_left(keys, prefix + _LAST)]}

@@ -202,19 +202,20 @@ class _Layers:
         self._place = {id(u): at for at, u in enumerate(self._in_file)}
         self._of_weight = {u.pieces["weight"].entry.key: u for u in self._in_file if "weight" in u.pieces}
         self._by_order = self._in_order(free)
-        paired = [unit for pair in filling.matching.pairs for unit in pair if "running_mean" in unit.pieces]
-        shown = (unit.pieces["running_mean"].entry.facts.behind for unit in paired)
-        self._normed = {behind.weight for behind in shown if behind is not None}
+        paired = [(unit, side) for pair in filling.matching.pairs for side, unit in enumerate(pair)]
+        norms = [(unit.pieces["running_mean"], side) for unit, side in paired if "running_mean" in unit.pieces]
+        shown = ((norm.entry.facts.behind, side) for norm, side in norms)
+        self._normed = {(behind.weight, side) for behind, side in shown if behind is not None}
 
     def is_kept(self, norm: Unit) -> bool:
         """Return whether another unit in the module of NORM, at any depth, has a partner."""
         return any(u.within(norm.path[:-1]) for u in self._in_file if id(u) in self.partner)
 
-    def has_norm(self, layer: Unit) -> bool:
-        """Return whether the code of a side shows a batch norm that has a partner right behind LAYER, a unit with a
-        weight.
+    def has_norm(self, layer: Unit, side: int) -> bool:
+        """Return whether the code of SIDE (0 for the model, 1 for the source) shows a batch norm that has a partner
+        right behind LAYER, a unit of this side with a weight.
         """
-        return layer.pieces["weight"].entry.key in self._normed
+        return (layer.pieces["weight"].entry.key, side) in self._normed
 
     def before(self, norm: Unit) -> Iterator[tuple[Unit, Reason]]:
         """Yield each unit of the source whose output the batch norm NORM may take, the surest first, with the question
@@ -292,7 +293,7 @@ def _norm_behind(layers: _Layers, norm: Unit) -> FoldedNorm | None:
         t = layers.partner.get(id(before))
         if t is None or "weight" not in before.pieces or "weight" not in t.pieces:
             continue
-        if layers.has_norm(t) or layers.has_norm(before):  # this norm is the same once more
+        if layers.has_norm(t, 0) or layers.has_norm(before, 1):  # this norm is the same once more
             continue
         weight = before.pieces["weight"]
         how = t.pieces["weight"].entry.how

@@ -8,6 +8,7 @@ Gated feed-forward layers return gate and value, in either order. No shape shows
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from ...model_code.signature import Gate
@@ -23,8 +24,8 @@ from .filling import Change, Filled, Filling
 
 def doubt_modulation(filling: Filling) -> None:
     """Ask about each layer of the model that returns scale and shift (`_taken`) in which order the source has these two
-    parts (`_doubt_order`). If both forward passes show which is first, the parts are exchanged (`_exchanged`) if the
-    codes differ in that, and kept if not, without a question; the order of further parts does not count. Else nothing
+    parts (`_doubt_order`). If both forward passes show what is done with each part, the parts are put into the model's
+    order (`_places_of`), without a question. Else nothing
     is done if the source has the keys of all parameters of the model (`same_names`), or for pairs of one name or the
     same code (`Filling.written_once`).
 
@@ -37,8 +38,8 @@ def doubt_modulation(filling: Filling) -> None:
     first = Counter(taken[0] for *_, taken in layers)
     for t, s, taken in layers:
         theirs = _taken(s)
-        if theirs and theirs[0] != taken[0]:
-            _exchange(filling, t, len(taken))
+        if theirs and theirs != taken:
+            _reorder(filling, t, _places_of(taken, theirs))
         elif not theirs and not filling.same_names and not filling.written_once(t, s):
             _doubt_order(filling, t, s, taken, unusual=taken[0] != first.most_common(1)[0][0])
     if not filling.target.signature.traced and not filling.same_names:
@@ -86,7 +87,7 @@ def doubt_gates(filling: Filling) -> None:
         theirs = whole.entry.facts.gate
         if theirs is not None:
             if theirs.half != gate.half:
-                _exchange(filling, t, 2)
+                _reorder(filling, t, [1, 0])
         elif filling.same_names or filling.written_once(t, s) or _is_of_glu(s, gate):
             continue
         elif gate.far:
@@ -194,12 +195,28 @@ def _ask(filling: Filling, unit: Unit, parts: int, why: Reason, *, exchange: boo
         filled.ask(why, other=turn, exchange=exchange)
 
 
-def _exchange(filling: Filling, unit: Unit, parts: int) -> None:
-    """Exchange parts (`_exchanged`) of each filled tensor of UNIT, whose output has PARTS parts, without a question;
-    tensors whose rows PARTS does not divide stay.
+def _places_of(taken: tuple[str, ...], theirs: tuple[str, ...]) -> list[int]:
+    """Return for each part of TAKEN, what the model's code does with the parts of an output, which part of the source's
+    code, whose parts are THEIRS, is that one: its first shift is the first shift there, and so on. If the two have not
+    equally many of each, only the first two parts are exchanged (`_exchanged_places`), if one begins with a shift and
+    the other with a scale.
     """
-    for filled, turn in _with_exchange(filling, unit, parts):
-        filled.change(turn)
+    if Counter(taken) != Counter(theirs):
+        return _exchanged_places(len(taken)) if theirs[0] != taken[0] else [*range(len(taken))]
+    left = {kind: iter([at for at, one in enumerate(theirs) if one == kind]) for kind in set(theirs)}
+    return [next(left[kind]) for kind in taken]
+
+
+def _reorder(filling: Filling, unit: Unit, places: Sequence[int]) -> None:
+    """Put the parts of each filled tensor of UNIT into the order PLACES (of each new part, its place before), without a
+    question; tensors whose rows the number of parts does not divide stay.
+    """
+    if list(places) == sorted(places):
+        return
+    for piece in unit.pieces.values():
+        if piece.name in filling.holes and piece.shape and piece.shape[0] % len(places) == 0:
+            size = piece.shape[0] // len(places)
+            filling.holes[piece.name].change(partial(_in_places, size=size, places=places))
 
 
 def _with_exchange(filling: Filling, unit: Unit, parts: int) -> list[tuple[Filled, Change]]:
@@ -217,7 +234,19 @@ def _exchanged(whole: Expr, size: int, parts: int) -> Expr:
     """Return WHOLE, PARTS parts of SIZE rows each, with the first two exchanged; if 3 divides PARTS, the first two of
     each three.
     """
-    cut = [ex.part(whole, 0, size * n, size * (n + 1)) for n in range(parts)]
+    return _in_places(whole, size, _exchanged_places(parts))
+
+
+def _exchanged_places(parts: int) -> list[int]:
+    """Return the places of PARTS parts, from 0, with the first two exchanged; if 3 divides PARTS, the first two of each
+    three.
+    """
+    places = [*range(parts)]
     for at in range(0, parts, 3 if parts % 3 == 0 else parts):
-        cut[at], cut[at + 1] = cut[at + 1], cut[at]
-    return ex.cat(0, *cut)
+        places[at], places[at + 1] = places[at + 1], places[at]
+    return places
+
+
+def _in_places(whole: Expr, size: int, places: Sequence[int]) -> Expr:
+    """Return WHOLE, parts of SIZE rows each, with its parts in the order PLACES: of each new part, its place before."""
+    return ex.cat(0, *(ex.part(whole, 0, size * at, size * (at + 1)) for at in places))

@@ -103,7 +103,8 @@ class _Branch:
         rows, columns, *sizes = like.shape
         ones = [1] * len(sizes)
         if self.layer is None:
-            made = ex.eye(rows) if columns > 1 else ex.shift(ex.zeros(rows, 1), 1.0)
+            groups = [ex.eye(columns)] * (rows // columns)
+            made = ex.cat(0, *groups) if columns > 1 else ex.shift(ex.zeros(rows, 1), 1.0)
             inner, is_flat = ones, True
         else:
             weight = self.layer.pieces["weight"]
@@ -154,7 +155,7 @@ def _branches(s: Unit, module: Path, free: Sequence[Unit], place: dict[int, int]
             alone.append(norm)
     if len(behind) < len(layers) or len(alone) > 1 or len(norms) < 2:
         return []
-    if alone and weight.shape[1] not in (1, weight.shape[0]):
+    if alone and weight.shape[0] % weight.shape[1]:
         return []
     return [*(_Branch(behind[id(layer)], layer) for layer in layers), *map(_Branch, alone)]
 

@@ -27,7 +27,7 @@ def weight_norm(g: Tensor, v: Tensor) -> Tensor:
     if g.ndim != v.ndim:
         g = g.reshape(-1, *[1] * (v.ndim - 1))
     dims = [dim for dim, size in enumerate(g.shape) if size == 1]
-    return v * (g / (v.norm(dim=dims, keepdim=True) if dims else v.abs()))
+    return v * (g / (v.abs().square().sum(dims, keepdim=True).sqrt() if dims else v.abs()))
 '''
     takes = 2
 

@@ -34,7 +34,7 @@ def settle_by_flow(matching: Matching) -> None:
 
     If a pair is settled so, the question from which end blocks are counted (topic COUNT) is also answered for each pair
     with known places whose target has the same block as the target of that pair, and whose source the same block as its
-    source; units outside of all blocks have one block here. Else two kinds of pairs are left as they are: those with a
+    source, if they are in blocks. Else two kinds of pairs are left as they are: those with a
     unit whose place in its graph is not known; and those of a colour of which some unit without a partner, on either
     side, has a known place. Nothing is done if the places are known of more than 1500 pairs.
     """
@@ -52,7 +52,7 @@ def settle_by_flow(matching: Matching) -> None:
             for topic in _WHICH:
                 t.questions = answered(t.questions, topic, _ANSWER)
         open_to = [t for t in open_to if _asked(t)]
-    blocks = {(block_of(t.path), block_of(s.path)) for t, s in placed if id(t) in known}
+    blocks = {(block_of(t.path), block_of(s.path)) for t, s in placed if id(t) in known} - {((), ())}
     for t, s in placed if blocks else ():
         if (block_of(t.path), block_of(s.path)) in blocks:
             t.questions = answered(t.questions, Topic.COUNT, _ANSWER)

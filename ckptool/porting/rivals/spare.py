@@ -79,7 +79,7 @@ def _words_of_parts_left_out(matching: Matching) -> frozenset[str]:
     """Return the words that are at least twice in the names of `free_sources`, and in that of no source of a pair:
     `decoder`, if the model has the encoder of an autoencoder alone.
     """
-    left = Counter(word for unit in matching.free_sources for word in unit.words)
+    left = Counter(word for unit in matching.free_sources for word in {*unit.words})
     used = {word for _, s in matching.pairs for word in s.words}
     return frozenset(word for word, count in left.items() if count > 1 and word not in used)
 

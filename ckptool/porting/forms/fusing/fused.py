@@ -229,7 +229,8 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     The weights of OTHER with the sizes of WEIGHT are looked at in order, until one decides; False if none does:
 
       - False for one that is not fused by its name.
-      - True if both codes show the layout, and differ. If they agree, the next weight is looked at.
+      - True if both codes show the layout, and differ in it or in the order of the parts. If they agree, the next
+        weight is looked at.
       - False for one that has the path of WEIGHT, or is in a module with the same contents (`_same_module`).
       - True if the model's code has a share of all parts in each head, and the name on the source's side surely means
         one part after the other; or if the source's code has such shares, and torch defines the model's tensor.
@@ -241,8 +242,9 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
             return False
         (target, own), (source, said) = ((weight, kind), (rival, theirs))[:: 1 if one.is_target else -1]
         in_model, in_source = (layout_of(p.entry, len(said.parts)) for p in (target, source))
+        named = {parts_in_code(p.entry) for p in (target, source)} - {()}
         if in_model[0] and in_source[0]:
-            if in_model != in_source:
+            if in_model != in_source or len(named) > 1:
                 return True
         elif rival.path == weight.path or _same_module(one, other, weight, rival):
             return False
