@@ -217,6 +217,12 @@ class Reason(Enum):
         "the source's code whether this block differs from the others, and if not, correct the pair with --hint "
         "OLD=NEW",
     )
+    TO_ANOTHER_IN_OTHER_BLOCKS = (
+        Topic.SWAP,
+        "in the other blocks, {} of the source goes to {} of the model, but that of one block, {}, went to this layer; "
+        "check in the source's code whether that block differs from the others, and if not, correct the pair with "
+        "--hint OLD=NEW",
+    )
     FROM_ANOTHER_PART = (
         Topic.OTHER,
         "the other layers of this module come from {} of the source, but this layer comes from {}; check in both "

@@ -193,3 +193,32 @@ def test_what_was_taken_from_beside_a_layer_is_free_no_more_and_what_it_replaces
     assert [unit.last for unit in matching.free_sources] == ["other"]
     asked = {option.last for question in targets[2].questions for option in question.options}
     assert asked == {"other"}
+
+
+def test_a_norm_outside_of_all_blocks_has_none_of_a_block_whose_own_is_from_outside_in_silence() -> None:
+    """The encoder of a T5 has its last norm outside of its blocks on both sides."""
+    source: Shapes = {"shared.weight": (50, 8)}
+    target: Shapes = {"token_emb.weight": (50, 8)}
+    target |= {f"{part}_pos_bias.embedding.weight": (16, 4) for part in ("enc", "dec")}
+    for part, kinds in (("encoder", ["SelfAttention"]), ("decoder", ["SelfAttention", "EncDecAttention"])):
+        for n in range(3):
+            for at, kind in enumerate(kinds):
+                layer_ = f"{part}.block.{n}.layer.{at}"
+                source |= {f"{layer_}.{kind}.{one}.weight": (8, 8) for one in "qkvo"}
+                source |= {f"{layer_}.layer_norm.weight": (8,)}
+                name = ("attn", "cross_attn")[at]
+                target |= {f"{part}_layers.{n}.{name}_norm.gain": (8,)}
+                target |= {f"{part}_layers.{n}.{name}.to_{one}.weight": (8, 8) for one in ("q", "k", "v", "out")}
+            layer_ = f"{part}.block.{n}.layer.{len(kinds)}"
+            source |= {f"{layer_}.DenseReluDense.{one}.weight": (16, 8) for one in ("wi_0", "wi_1")}
+            source |= {f"{layer_}.DenseReluDense.wo.weight": (8, 16), f"{layer_}.layer_norm.weight": (8,)}
+            target |= {f"{part}_layers.{n}.ff_norm.gain": (8,), f"{part}_layers.{n}.ff.down.weight": (8, 16)}
+            target |= {f"{part}_layers.{n}.ff.{one}.weight": (16, 8) for one in ("gate", "up")}
+        source |= {f"{part}.final_layer_norm.weight": (8,)}
+    target |= {f"{part}_norm.gain": (8,) for part in ("encoder", "decoder")} | {"to_logits.weight": (50, 8)}
+    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    source |= {f"{part}.{bias}": (16, 4) for part in ("encoder", "decoder")} | {"lm_head.weight": (50, 8)}
+    mapping = port(signature(source), wanted(target, used=target))
+    for part in ("encoder", "decoder"):
+        entry = found(mapping, f"{part}_norm.gain")
+        assert entry.status == "guessed" or str(entry.expr) == f"{part}.final_layer_norm.weight"

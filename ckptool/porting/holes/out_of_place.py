@@ -378,7 +378,8 @@ def _in_twins(filling: Filling, pairs: Sequence[Pair]) -> Iterator[_Asked]:
 def _outside_of_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
     """Yield a question about each pair (T, S) with T in a block and S in none, if all other pairs of this block, two or
     more, and the pairs of this name in other blocks, one or more, have their sources in blocks. The question names
-    such a source of another block, and S.
+    such a source of another block, and S. Also ask about each look-alike of T outside of all blocks that has a source
+    in a block with the sources of these other pairs: it may have what T should have.
     """
     blocks: dict[Path, list[Pair]] = defaultdict(list)
     named: dict[str, list[Pair]] = defaultdict(list)
@@ -399,6 +400,15 @@ def _outside_of_blocks(pairs: Sequence[Pair]) -> Iterator[_Asked]:
                 Reason.ANOTHER_IN_OTHER_BLOCKS,
                 (_without_numbers(others[0][1]).replace("{}", "*"), ".".join(s.path)),
             )
+            theirs = {block_of(one.path) for _, one in held if one is not s}
+            for t2, s2 in pairs:
+                if not block_of(t2.path) and block_of(s2.path) in theirs and t2.colour == t.colour:
+                    said = (_without_numbers(others[0][1]), _without_numbers(others[0][0]))
+                    yield (
+                        t2,
+                        Reason.TO_ANOTHER_IN_OTHER_BLOCKS,
+                        (*(x.replace("{}", "*") for x in said), ".".join(s2.path)),
+                    )
 
 
 class _Beside:
